@@ -1,11 +1,10 @@
-"""A 200-layer residual network on handwritten digits, in a fraction of the memory, with the same
-losses.
+"""A 200-layer ResNet on handwritten digits, in a fraction of the memory, with the same losses.
 
-Trains a pre-activation ResNet (He et al. 2016, arXiv 1603.05027: three stages of bottleneck blocks)
-on the digits that ship with scikit-learn, once with plain gradients and once with
-``memsaving_gradients``, each in a fresh process with the same seeds. Op determinism is on and
-grappler's arithmetic rewriting off, so the losses must agree to the last bit; the exit status says
-whether they do.
+The script trains a pre-activation ResNet (He et al. 2016, arXiv 1603.05027: three stages of
+bottleneck blocks) on the digits that ship with scikit-learn. It trains once with plain gradients
+and once with ``memsaving_gradients``, each in a fresh process with the same seeds. Op determinism
+is on and grappler's arithmetic rewriting off, so the losses must agree to the last bit; the exit
+status says whether they do.
 
 Run it with ``make demo``, or ``python examples/digits_resnet.py --help``.
 """
@@ -37,7 +36,7 @@ WARM_UP = 2  # first steps, in which TensorFlow traces and its allocator grows: 
 
 @dataclass(frozen=True)
 class Settings:
-    """What both runs share."""
+    """The settings that both runs share."""
 
     layers: int
     width: int
@@ -49,7 +48,7 @@ class Settings:
 
     @property
     def blocks(self) -> int:
-        """Blocks in a stage: three convolutions each, beside the stem and the classifier."""
+        """Blocks in a stage, three convolutions each; stem and classifier are two more layers."""
         return -(-(self.layers - 2) // (3 * STAGES))
 
     @property
@@ -67,7 +66,7 @@ class Settings:
 
 
 def digits(settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """Images of shape (n, size, size, 1) in [-1, 1], and their labels."""
+    """Return images of shape (n, size, size, 1) in [-1, 1], and their labels."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -78,12 +77,12 @@ def digits(settings: Settings) -> tuple[np.ndarray, np.ndarray]:
 
 
 def batch_norm() -> Any:
-    """Batch normalization as one op, ready to be applied.
+    """Return a layer of batch normalization as one op.
 
-    Keras' own layer makes a dozen ops. A gradient that comes together from three or more of them
-    goes through TensorFlow's AddN, which begins with an input whose buffer it may overwrite: its
-    sums depend on the timing of threads, op determinism or not, and two plain runs of a network as
-    deep as this one differ.
+    Keras' own layer makes a dozen ops. TensorFlow's AddN sums a gradient from three or more of
+    them, and begins with an input whose buffer it may overwrite. So its sums depend on the timing
+    of threads, even with op determinism, and two plain runs of a network as deep as this one
+    differ.
     """
     import keras
     import tensorflow as tf
@@ -119,7 +118,7 @@ def batch_norm() -> Any:
 
 
 def resnet(settings: Settings) -> Any:
-    """A pre-activation ResNet of bottleneck blocks, as a Keras functional model."""
+    """Return a pre-activation ResNet of bottleneck blocks, as a Keras functional model."""
     import keras
     from keras import layers
 
@@ -153,7 +152,7 @@ def resnet(settings: Settings) -> Any:
 
 
 def train(run: str, settings: Settings, folder: Path) -> None:
-    """Train, telling the parent about each step on the standard output and leaving the results in
+    """Train, report each step to the parent on standard output, and write the results to
     ``folder``."""
     import keras
     import tensorflow as tf
@@ -163,8 +162,8 @@ def train(run: str, settings: Settings, folder: Path) -> None:
     keras.utils.set_random_seed(0)
 
     class Meter(keras.callbacks.Callback):
-        """Transient peak and seconds of every step, as TensorFlow's allocator and the clock see
-        them."""
+        """A meter of the transient peak (of TensorFlow's allocator) and the seconds of every
+        step."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -188,7 +187,7 @@ def train(run: str, settings: Settings, folder: Path) -> None:
         keras.optimizers.SGD(0.02, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    # Variables made while the step is traced would have it traced twice: half a minute here.
+    # If tracing creates variables, the step is traced twice, which takes half a minute here.
     model.optimizer.build(model.trainable_variables)
     meter = Meter()
     callbacks: list[Any] = [meter]
@@ -229,8 +228,8 @@ def train(run: str, settings: Settings, folder: Path) -> None:
 
 
 def watch(run: str, settings: Settings, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Start one run in a fresh process and show how it gets on."""
-    # No total while nothing can be counted: building, tracing and TensorFlow's own graph optimizer.
+    """Start one run in a fresh process and show its progress."""
+    # No total before the first step: building, tracing and TensorFlow's own graph optimizer.
     task = progress.add_task(RUNS[run], total=None, note="building, tracing")
     environment = {
         "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -261,7 +260,7 @@ def watch(run: str, settings: Settings, folder: Path, progress: Progress) -> dic
 
 
 def table(results: dict[str, dict[str, Any]], settings: Settings) -> Table:
-    """Both runs, and the ratio of the second to the first."""
+    """Return a table of both runs, and the ratio of the second to the first."""
     plain, ours = results["plain"], results["ours"]
     simulated = ours["simulated"]
     count = settings.steps * settings.batch
@@ -297,10 +296,10 @@ def table(results: dict[str, dict[str, Any]], settings: Settings) -> Table:
 
 
 def picture(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """Memory over one step, simulated, with the measured peaks as horizontal lines.
+    """Draw the simulated memory over one step, with the measured peaks as horizontal lines.
 
-    The lines count the optimizer's tensors, too, and the allocator's chunks instead of the bytes
-    asked for.
+    The lines count the optimizer's tensors, too, and the allocator's chunks instead of requested
+    bytes.
     """
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -323,7 +322,7 @@ def picture(results: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 def compare(settings: Settings, path: Path) -> bool:
-    """Run both, print the table, draw the picture; whether all losses are equal."""
+    """Run both, print the table, draw the picture; return whether all losses are equal."""
     console = Console()
     columns = [TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn()]
     columns += [TimeElapsedColumn(), TextColumn("{task.fields[note]}")]
@@ -343,7 +342,7 @@ def compare(settings: Settings, path: Path) -> bool:
 
 
 def main() -> int:
-    """Read the command line."""
+    """Read the command line, run, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--layers", type=int, default=200, help="at least this many layers (default %(default)s)")

@@ -1,12 +1,10 @@
-"""Two models of long text in a memory that plain training exceeds: a character LSTM, and a small
-Transformer.
+"""A character LSTM and a small Transformer on long text, in less memory than plain training needs.
 
-Both learn to predict the next character of Python's own standard library, whose sources every
-Python ships with, over thousands of characters at a time. Each is trained twice, in fresh processes
-in which TensorFlow's allocator has so much memory and no more: plainly, which ends in TensorFlow's
-own error, and with ``memsaving_gradients``: the LSTM's loop is replayed in segments, the
-Transformer's attention goes through blocks. ``--limit 0`` lets both run, and shows what plain
-training would take.
+Both learn to predict the next character of the sources of Python's standard library, over thousands
+of characters at a time. Each is trained twice, in fresh processes in which TensorFlow's allocator
+has a limited memory. Plain training ends in TensorFlow's own error. ``memsaving_gradients`` replays
+the LSTM's loop in segments, and computes the Transformer's attention in blocks. ``--limit 0`` lets
+both run, and shows the memory of plain training.
 
 Run it with ``python examples/long_text.py``, or ``--help``.
 """
@@ -29,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-#: Characters that are told apart: printable ASCII, line ends; one more for all others.
+#: Known characters: printable ASCII and line ends. `UNKNOWN` is one more for all others.
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 UNKNOWN = len(CHARACTERS)
 MODELS = ("lstm", "transformer")
@@ -39,7 +37,7 @@ WARM_UP = 2  # first steps, in which TensorFlow traces and its allocator grows: 
 
 @dataclass(frozen=True)
 class Settings:
-    """What both runs share."""
+    """The settings that both runs share."""
 
     model: str
     length: int
@@ -56,7 +54,7 @@ DEFAULTS = {
 
 
 def text(most: int = 2_000_000) -> np.ndarray:
-    """The standard library, in the order of the names of its modules, as numbers of
+    """Return the standard library, in the order of the names of its modules, as numbers of
     `CHARACTERS`."""
     parts: list[str] = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
@@ -68,7 +66,7 @@ def text(most: int = 2_000_000) -> np.ndarray:
 
 
 def batches(settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """Stretches of text, and the same one character later; both of shape (steps · batch,
+    """Return pieces of text, and the same pieces one character later; both of shape (steps · batch,
     length)."""
     characters = text()
     count = settings.steps * settings.batch
@@ -78,7 +76,7 @@ def batches(settings: Settings) -> tuple[np.ndarray, np.ndarray]:
 
 
 def build(settings: Settings, ours: bool) -> Any:
-    """The model, which gives logits for every next character."""
+    """Return the model, which computes logits for every next character."""
     import keras
     from keras import layers
 
@@ -106,7 +104,7 @@ def build(settings: Settings, ours: bool) -> Any:
 
 
 def train(run: str, settings: Settings, results: Path) -> None:
-    """Train in this process, and leave what came of it in a file."""
+    """Train in this process, and write the results to a file."""
     import keras
     import tensorflow as tf
 
@@ -124,7 +122,7 @@ def train(run: str, settings: Settings, results: Path) -> None:
     peaks: list[int] = []
 
     class Meter(keras.callbacks.Callback):
-        """Loss, time and memory of every step."""
+        """A meter of loss, time and memory of every step."""
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             tf.config.experimental.reset_memory_stats("CPU:0")
@@ -177,8 +175,8 @@ def run_apart(run: str, settings: Settings) -> dict[str, Any]:
 
 
 def compare(settings: Settings, console: Console) -> bool:
-    """Train both ways and print what came of it; whether ours ran and learned, and plain training
-    did not fit (if there is a limit)."""
+    """Train both ways and print the results; return whether ours ran and learned, and plain
+    training did not fit (if there is a limit)."""
     limit = f", {settings.limit} MiB" if settings.limit else ""
     table = Table(
         title=f"{settings.model}: {settings.length} characters, batch {settings.batch}{limit}"
@@ -202,7 +200,7 @@ def compare(settings: Settings, console: Console) -> bool:
 
 
 def main() -> int:
-    """Read the command line."""
+    """Read the command line, run, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--only", choices=MODELS, help="one of the models (default: both)")

@@ -1,16 +1,15 @@
-"""How little memory training needs: four techniques, each alone and all together, after Sohoni et
-al. 2019 (arXiv 1904.10631).
+"""Four techniques to train in little memory, alone and together, after Sohoni et al. 2019.
 
-``digits``: WideResNet-28-2 on handwritten digits, as images of 32 x 32. ``translation``: a
-Transformer with dynamic convolutions, of the size that Wu et al. 2019 trained on IWSLT'14,
-translates Python's own documentation into a made-up language. Each is trained in ``float32``; with
-checkpoints; in microbatches; with weights, slots and activations in ``bfloat16``; with sparse
-weights that move; and with all of these. Each technique is one line of `train`.
+The paper is arXiv 1904.10631. ``digits``: WideResNet-28-2 on handwritten digits, as images of 32 x
+32. ``translation``: a Transformer with dynamic convolutions, of the size that Wu et al. 2019
+trained on IWSLT'14, translates Python's own documentation into a made-up language. Each is trained
+in ``float32``; with checkpoints; in microbatches; with weights, slots and activations in
+``bfloat16``; with sparse weights that move; and with all of these. Each technique takes a few lines
+of `train`.
 
 Run it with ``python examples/low_memory.py digits``, or ``--help``. Every run is a process of its
-own. A table says where memory goes, what comes of learning and what it costs: activations are what
-the backward pass reads of the forward pass, most of it at one time; the peak has everything,
-weights and slots included.
+own. A table shows memory, quality and costs. *Activations* are values of the forward pass that the
+backward pass reads, the most alive at one time. The peak includes weights and slots.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ Arrays = tuple[Any, np.ndarray]
 
 @dataclass(frozen=True)
 class Task:
-    """Sizes."""
+    """The sizes of a task."""
 
     batch: int
     microbatch: int
@@ -66,8 +65,8 @@ TASKS = {
 
 
 def digits() -> tuple[Arrays, Arrays]:
-    """Images of shape (n, 32, 32, 3) in [-1, 1] and their labels, to learn from and to test
-    with."""
+    """Return images of shape (n, 32, 32, 3) in [-1, 1] and their labels, for training and for
+    tests."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -78,10 +77,10 @@ def digits() -> tuple[Arrays, Arrays]:
 
 
 def translation(length: int = 32) -> tuple[Arrays, Arrays]:
-    """Stretches of documentation, and their translation: other words, in the reverse order between
-    two punctuation marks.
+    """Return pieces of documentation, and their translation: other words, in the reverse order
+    between two punctuation marks.
 
-    Words are numbers: 0 ends a sentence, and every word of the one language has one in the other.
+    Words are numbers: 0 ends a sentence, and every word of one language has one in the other.
     """
     from pydoc_data.topics import topics
 
@@ -118,7 +117,7 @@ def translation(length: int = 32) -> tuple[Arrays, Arrays]:
 
 
 def train(name: str, run: str, seed: int, epochs: int, steps: int | None) -> dict[str, Any]:
-    """Train with the techniques of a run, and measure (in a process made for it)."""
+    """Train with the techniques of a run, and measure (in a process of its own)."""
     import keras
 
     import memsaving_gradients as ms
@@ -172,7 +171,7 @@ def train(name: str, run: str, seed: int, epochs: int, steps: int | None) -> dic
 
 
 def _network(name: str, steps: int, seed: int) -> tuple[Any, Any, Any]:
-    """A model, an optimizer, a loss."""
+    """Return a model, an optimizer, a loss."""
     import keras
 
     from benchmarks.networks import build
@@ -195,8 +194,8 @@ def _network(name: str, steps: int, seed: int) -> tuple[Any, Any, Any]:
 
 
 def _meter() -> Any:
-    """A callback that notes the transient peak and the seconds of every step, as TensorFlow's
-    allocator and the clock see them."""
+    """Return a callback that measures the transient peak (of TensorFlow's allocator) and the
+    seconds of every step."""
     import keras
     import tensorflow as tf
 
@@ -220,8 +219,8 @@ def _meter() -> Any:
 
 
 def _of_a_pass(model: Any, loss: Any, batch: Arrays, checkpoints: bool) -> dict[str, Any]:
-    """Activations and floating-point operations of the forward and backward pass of a batch, or
-    microbatch."""
+    """Return activations and floating-point operations of the forward and backward pass of a batch,
+    or microbatch."""
     import tensorflow as tf
 
     import memsaving_gradients as ms
@@ -232,7 +231,7 @@ def _of_a_pass(model: Any, loss: Any, batch: Arrays, checkpoints: bool) -> dict[
         weights = [weight.value for weight in model.trainable_variables]
         return tf.gradients(loss(y, model(x, training=True)), weights)
 
-    # Plain training fits into a budget of all that it takes: nothing is recomputed then.
+    # Plain training fits a budget of its own peak: nothing is recomputed then.
     with ms.patched(**({"max_slowdown": 1.3} if checkpoints else {"budget": 1.0})):
         step = tf.function(computed)
         graph = step.get_concrete_function(*batch).graph
@@ -256,8 +255,8 @@ def _held(variables: Any) -> int:
 
 
 def table(name: str, results: dict[str, list[dict[str, Any]]]) -> Table:
-    """Where memory goes, what comes of learning, what it costs: means over seeds, and the first
-    seed's bytes."""
+    """Return a table of bytes and operations of the first seed, and of loss, quality and time over
+    all seeds."""
     task = TASKS[name]
     view = Table(title=f"{name}, batch {task.batch}: MB", header_style="bold")
     view.add_column("")
@@ -292,7 +291,7 @@ def table(name: str, results: dict[str, list[dict[str, Any]]]) -> Table:
 
 
 def main() -> int:
-    """Read the command line, run, print."""
+    """Read the command line, run, and print the table."""
     from graph_tools.memory.measure import in_fresh_process
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

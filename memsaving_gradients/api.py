@@ -261,7 +261,7 @@ def _check_name(name: Any) -> None:
         raise ArgumentError(
             "name",
             name,
-            f"is taken for checkpoints; these are given by keyword: checkpoints={name!r}",
+            f"looks like a choice of checkpoints; give these by keyword: checkpoints={name!r}",
         )
 
 
@@ -331,8 +331,8 @@ def _check_graph(argument: str, tensors: Any, graph: tf.Graph) -> None:
             raise ArgumentError(
                 argument,
                 tensor.name,
-                "is of another graph than the one that gradients are built in; compute ys and xs in"
-                " one graph or tf.function and call gradients there",
+                "belongs to another graph than the one that gradients are built in; compute ys and"
+                " xs in one graph or tf.function and call gradients there",
             )
 
 
@@ -389,7 +389,7 @@ def checkpoint(tensor: Any, name: str | None = None) -> Any:
     ['middle:0']
     """
     if name is not None and not isinstance(name, str):
-        raise ArgumentError("name", name, "give a string or nothing")
+        raise ArgumentError("name", name, "give a string or None")
     if type(tensor).__name__ == "KerasTensor":
         # Keras takes seconds to import.
         from memsaving_gradients.engine.keras_layers import Checkpoint

@@ -51,7 +51,7 @@ _WRITTEN = re.compile(rf"\s*([+-]?(?:(?:{_WHOLE})\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*
 _ACCEPTED = (
     f"give an int (bytes) or a string with one of the units {', '.join(UNITS)}, such as '2GiB'"
 )
-_SHARE = ", or a float in (0, 1]: a fraction of what plain training takes"
+_SHARE = ", or a float in (0, 1]: a fraction of plain training's bytes"
 
 
 def parse_budget(value: Any, argument: str = "budget") -> int | float:
@@ -72,7 +72,7 @@ def parse_budget(value: Any, argument: str = "budget") -> int | float:
         ...
     memsaving_gradients.errors.ArgumentError: budget='2 gigs': unknown unit 'gigs'; \
 give an int (bytes) or a string with one of the units B, kB, MB, GB, TB, KiB, MiB, GiB, TiB, such \
-as '2GiB', or a float in (0, 1]: a fraction of what plain training takes
+as '2GiB', or a float in (0, 1]: a fraction of plain training's bytes
     """
     if isinstance(value, (float, np.floating)):
         return _share(float(value), argument)
@@ -99,8 +99,7 @@ def _share(value: float, argument: str) -> float:
         problem = "is not positive; " + _ACCEPTED + _SHARE
     else:
         problem = (
-            "a float is a fraction of what plain training takes and at most 1; for bytes, give"
-            " an int"
+            "a float is a fraction of plain training's bytes and at most 1; for bytes, give an int"
             + (f": {int(value)}" if math.isfinite(value) else "")
             + ", or a string with a unit such as '2GiB'"
         )
@@ -125,7 +124,7 @@ def _written(text: str, argument: str, accepted: str) -> int:
     match = _WRITTEN.fullmatch(text)
     if match is None:
         decimal = "a decimal comma is not read, write a point; " if "," in text else ""
-        raise ArgumentError(argument, text, f"is no number with a unit; {decimal}{accepted}")
+        raise ArgumentError(argument, text, f"is not a number with a unit; {decimal}{accepted}")
     number, unit = match.groups()
     if not unit:
         raise ArgumentError(argument, text, f"has no unit; {accepted}")
@@ -296,8 +295,8 @@ def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
     because, which = "no plan that fits was found", "that works is"
     if stopped:
         because = (
-            f"planning was {'interrupted' if stopped == 'interrupted' else 'stopped, out of time'},"
-            " and no plan so far fits"
+            f"planning {'was interrupted' if stopped == 'interrupted' else 'ran out of time'}, and"
+            " no plan so far fits"
         )
         which = "that was found so far is"
     if isinstance(value, DeviceMemory):
@@ -312,9 +311,9 @@ def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
         argument, asked = "budget", "" if value == goal.budget else f" ({goal.budget:,} bytes)"
         named = f"{exact_bytes(least)}, {of_plain}"
         if goal.unknown is not None:
-            asked, named = "", f"budget={fraction!r}, a fraction of what plain training takes"
+            asked, named = "", f"budget={fraction!r}, a fraction of plain training's bytes"
         problem = f"{because}{asked}; the least budget {which} {named}"
-    problem += "; give that, or a smaller batch"
+    problem += "; give at least that, or use a smaller batch"
     if goal.unknown is not None:
         # Otherwise users would take `BudgetError.least` and give bytes, which are refused.
         known = "the shapes of all tensors" if goal.unknown.value else f"{goal.unknown.argument}="

@@ -162,7 +162,8 @@ class MemorySavingGradients(keras.callbacks.Callback):
             raise ArgumentError(
                 "device_memory",
                 device_memory,
-                f"excludes budget={budget!r}, which would follow from it; leave one out",
+                f"cannot be combined with budget={budget!r}, which follows from it; leave one of"
+                " them out",
             )
         asked = {
             "checkpoints": checkpoints,
@@ -179,7 +180,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
         for name, value in how.items():
             if microbatch is None and value not in (None, "float32"):
                 raise ArgumentError(
-                    name, value, "says what happens in microbatches; give microbatch="
+                    name, value, "applies to microbatches only; also give microbatch="
                 )
         self._events: Any = None
         if log_dir is not None:
@@ -343,8 +344,8 @@ def _with_model(device: DeviceMemory, model: Any, *, buffers: bool) -> DeviceMem
         raise ArgumentError(
             "device_memory",
             device.value,
-            "the variables of a model that was not built, or of a layer in it, are not known; call"
-            " the model on a batch before fit, or give budget=",
+            "the bytes of variables are not known, because the model or a layer in it is not"
+            " built; call the model on a batch before fit, or give budget=",
         )
     device = replace(
         device,
@@ -356,8 +357,8 @@ def _with_model(device: DeviceMemory, model: Any, *, buffers: bool) -> DeviceMem
         raise ArgumentError(
             "device_memory",
             device.value,
-            f"{device.taken}: nothing is left for training, nor on any device below"
-            f" {device.enough_for(1):,} bytes; take a larger device, a smaller model or an"
+            f"{device.taken}: nothing is left for training, which needs a device of more than"
+            f" {device.enough_for(1):,} bytes; use a larger device, a smaller model or an"
             " optimizer with fewer slots",
         )
     return device

@@ -119,8 +119,8 @@ def _check(loops: Any, swap_memory: Any) -> None:
     check_one_of("loops", loops, WAYS)
     if swap_memory:
         note = (
-            "swap_memory=True: TensorFlow 2 ignores it; what a loop keeps stays on its device. "
-            "loops='segments' or 'treeverse' keeps less"
+            "swap_memory=True: TensorFlow 2 ignores it; the values that a loop keeps stay on its"
+            " device. With loops='segments' or 'treeverse', a loop keeps fewer"
         )
         if not graph_state.warned(tf.compat.v1.get_default_graph(), note):
             warn(note + ".", PlanNote)

@@ -171,9 +171,9 @@ def patched(**options: Any) -> Iterator[None]:
             unpatch()
     if not (mine.asked or ended_early):
         warn(
-            f"patched({_shown(mine)}): no gradients were asked for inside of the block, which"
-            " therefore saved nothing; a tf.function that was traced before keeps the graph it"
-            " has: trace it for the first time inside, or make a new tf.function of it there.",
+            f"patched({_shown(mine)}): no gradients were asked for inside of the block, so nothing"
+            " was saved; a tf.function that was traced before keeps the graph it has: trace it for"
+            " the first time inside, or make a new tf.function of it there.",
             NothingSavedWarning,
         )
 

@@ -86,15 +86,14 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
         named = getattr(step, "__name__", step)
         if not plain.seen:
             raise ArgumentError(
-                "step", named, "asks for no gradients when it is traced; compute them in it"
+                "step", named, "asks for no gradients when it is traced; compute them in the step"
             )
         if len(plain.seen) > len(ours.seen):
             raise ArgumentError(
                 "step",
                 named,
-                "calls a tf.function that keeps the graph which it was traced to first, with"
-                " TensorFlow's gradients; call its python_function, or make the tf.function in the"
-                " step",
+                "calls a tf.function that was traced before and keeps the graph with TensorFlow's"
+                " gradients; call its python_function, or make the tf.function in the step",
             )
         variables = [*{id(v.handle): v for v in (*plain.variables, *ours.variables)}.values()]
         names = _unique([*map(_name, variables)])
@@ -114,8 +113,7 @@ def assert_same_gradients(step: Callable[..., Any], *args: Any, **options: Any) 
     different = [said for parts in zip(*found, kinds, strict=True) for said in _differences(*parts)]
     if different:
         raise AssertionError(
-            "the step does not compute the same with memory-saving gradients: "
-            + "; ".join(different)
+            "the step computes other values with memory-saving gradients: " + "; ".join(different)
         )
 
 
@@ -213,7 +211,7 @@ def _differences(plain: dict[str, Any], ours: dict[str, Any], what: str) -> list
     """Return a phrase for each difference; none where all is the same."""
     if plain.keys() != ours.keys():
         names = ", ".join(sorted(plain.keys() ^ ours.keys()))
-        return [f"{what} are computed by one of the two only: {names}"]
+        return [f"{what} {names}: computed by one of the two runs only"]
     found = []
     for name, expected in plain.items():
         if why := _difference(expected, ours[name]):
@@ -223,7 +221,7 @@ def _differences(plain: dict[str, Any], ours: dict[str, Any], what: str) -> list
 
 def _difference(plain: Any, ours: Any) -> str:
     if (plain is None) != (ours is None):
-        return f"is {'no tensor' if ours is None else 'a tensor'}, and TensorFlow's is not"
+        return f"is {'None' if ours is None else 'a tensor'}, and TensorFlow's is not"
     parts = [tf.nest.flatten(one, expand_composites=True) for one in (plain, ours)]
     if len(parts[0]) != len(parts[1]):
         return f"is {type(ours).__name__}, and TensorFlow's is {type(plain).__name__}"

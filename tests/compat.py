@@ -1,11 +1,10 @@
-"""Run the core suite in several environments, each with versions of its own: what ``make
-test-compat`` does.
+"""Run the core suite in environments with versions of their own, as ``make test-compat`` does.
 
     python tests/compat.py [--workers 2] [--only keras/callback,promises/exact_xla] ENVIRONMENT ...
 
 The core suite is what other versions of TensorFlow, Keras or NumPy can break: gradients to the last
-bit, what is done to graphs while TensorFlow builds them, Keras' training, and measured memory.
-Planners, reports and the command line are left to ``make test``.
+bit, edits of graphs while TensorFlow builds them, Keras' training, and measured memory. The rest,
+planners, reports and the command line, is in ``make test``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: Files of tests, by room; and two modules whose doctests are the first things that users do.
+#: The test files, by room, and two modules whose doctests show the first steps of users.
 CORE = tuple(
     f"{room}/{name}"
     for room, names in {
@@ -52,7 +51,7 @@ print(f"TensorFlow {tensorflow.__version__}, Keras {keras.__version__}, NumPy {n
 
 
 def main() -> int:
-    """Run all, and say in one line each how it went."""
+    """Run all environments and print one line about each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("environments", nargs="+", type=Path, metavar="ENVIRONMENT")
     parser.add_argument("--workers", default="2", help="processes of pytest (default: 2)")
@@ -71,7 +70,7 @@ def main() -> int:
 
 
 def _tried(environment: Path, files: list[str], workers: str) -> tuple[str, bool]:
-    """A line about one environment, and whether all has passed."""
+    """Return a line about one environment, and whether all tests have passed."""
     python = environment.absolute() / "bin" / "python"
     versions = subprocess.run(
         [python, "-c", _VERSIONS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -1,4 +1,4 @@
-"""TensorFlow's environment for the tests, how many cases they try, and the fixture under which
+"""TensorFlow's environment for the tests, the option for all cases, and the fixture under which
 gradients must be bit-identical."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The allocator that reports peaks; read once, when TensorFlow is imported.
 os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
-# TensorFlow switches it on for new CPUs only. Eigen's convolutions take scratch space, as much as
-# there is cache, that is in no graph.
+# TensorFlow switches oneDNN on for new CPUs only. Without it, Eigen's convolutions take scratch
+# space of the size of the cache, which no graph shows.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from tests.helpers import fresh, sampling, support
 
 pytest_plugins = ["tests.helpers.interruption", "tests.helpers.slowest"]
 
-#: A thousand layers and two thousand steps take a minute.
+#: Notebooks that take a minute: a thousand layers, two thousand steps.
 SLOW_NOTEBOOKS = {"deep.ipynb"}
 
 
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    # What is imported stays. Looking through it again and again took a tenth of the time of tests.
+    # Imported objects stay alive. Collections that visit them took a tenth of the time of tests.
     gc.collect()
     gc.freeze()
 
@@ -59,7 +59,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def graph() -> Iterator[tf.Graph]:
-    """A graph of its own, to be built in."""
+    """A new graph, which is the default graph."""
     with tf.Graph().as_default() as graph:
         yield graph
 
@@ -74,15 +74,14 @@ def exact() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def exact_arithmetic() -> Iterator[None]:
-    """As `exact`, for all tests of a module, without a seed."""
+    """The setting of `exact` for all tests of a module, without a seed."""
     with support.exact_arithmetic():
         yield
 
 
 @pytest.fixture
 def control_flow_v2() -> Iterator[None]:
-    """Loops and branches of graphs of TF1 as those of functions are, for the duration of one
-    test."""
+    """Loops and branches in TF1 graphs built as in functions, for the duration of one test."""
     v1 = tf.compat.v1
     was_on = v1.control_flow_v2_enabled()
     v1.enable_control_flow_v2()

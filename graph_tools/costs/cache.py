@@ -111,8 +111,8 @@ class CostCache:
                 raise
         except OSError as error:
             warn(
-                f"measured costs cannot be kept in {self.path} ({error}); set {ENVIRONMENT} to a"
-                " folder that can be written to, or they are measured again in each process",
+                f"measured costs cannot be saved in {self.path} ({error}), so each process measures"
+                f" them again; set {ENVIRONMENT} to a writable folder",
                 CacheWarning,
             )
 
@@ -124,7 +124,9 @@ class CostCache:
             return {}
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             warn(
-                f"{self.path} holds no measured costs ({error!r}) and is written anew", CacheWarning
+                f"measured costs cannot be read from {self.path} ({error!r}); they are measured"
+                " again, and the file is overwritten",
+                CacheWarning,
             )
             return {}
 

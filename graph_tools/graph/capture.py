@@ -227,7 +227,7 @@ def capture(
     others = [t.op for t in besides]
     homes = {id(op.graph) for op in (*roots, *others)}
     if len(homes) > 1:
-        raise GraphError(f"targets are of {len(homes)} different graphs")
+        raise GraphError(f"targets belong to {len(homes)} different graphs")
     edges = Edges(cut, without)
     asked = ancestors(roots, edges)
     found = ancestors(others, edges, asked)

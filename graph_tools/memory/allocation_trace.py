@@ -100,8 +100,8 @@ def allocation_events(
         raw = sorted(_raw_events(files, device), key=lambda event: event["time"])
     if not raw:
         raise MeasurementError(
-            f"the profiler noted no allocation on {device!r}. Set TF_CPU_ALLOCATOR_USE_BFC=1 in the"
-            " environment before TensorFlow is imported, or measure in a process made by"
+            f"the profiler recorded no allocation on {device!r}. Set TF_CPU_ALLOCATOR_USE_BFC=1 in"
+            " the environment before TensorFlow is imported, or measure in a process made by"
             " in_fresh_process, which sets it."
         )
     return tuple(_paired(raw))

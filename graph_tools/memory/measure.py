@@ -174,7 +174,7 @@ def _allocated(device: str) -> tuple[int, int]:
         if "No matching devices" in str(error):
             names = [d.name.split("/device:")[-1] for d in tf.config.list_logical_devices()]
             raise MeasurementError(
-                f"there is no device {device!r} to measure; there are {names}"
+                f"device {device!r} does not exist; use one of {names}"
             ) from error
         raise MeasurementError(
             f"the allocator of {device!r} keeps no statistics ({error}). Set "
@@ -275,7 +275,7 @@ def in_fresh_process(
     """
     module, colon, function = target.partition(":")
     if not (module and colon and function):
-        raise ValueError(f"target must read 'package.module:function', got {target!r}")
+        raise ValueError(f"target must have the form 'package.module:function', got {target!r}")
     environment = {**os.environ, **CHILD_ENVIRONMENT}
     for name, value in (env or {}).items():
         if value is None:
@@ -312,12 +312,12 @@ def in_fresh_process(
             raise EndedBySignalError(f"{target} was ended by {name}{hint}\n{child.stderr[-4000:]}")
         if not answer.exists():
             raise MeasurementError(
-                f"{target} ended with exit code {child.returncode} and no answer\n"
+                f"{target} exited with code {child.returncode} and returned no result\n"
                 f"{child.stderr[-4000:]}"
             )
         reply = json.loads(answer.read_text(encoding="utf-8"))
     if "error" in reply:
-        raise MeasurementError(f"{target} raised in its own process\n{reply['error']}")
+        raise MeasurementError(f"{target} raised an error in its own process\n{reply['error']}")
     return reply["result"]
 
 

@@ -109,7 +109,8 @@ class Loop:
             out = behind_identities(self.body.outputs[i])
             if out.op.type != "TensorListPushBack" or out.op.inputs[0] is not self.body.inputs[i]:
                 raise GraphError(
-                    f"loop variable {i} of {self.op.name!r} is no accumulator but {out.op.type}"
+                    f"loop variable {i} of {self.op.name!r} is not an accumulator: a"
+                    f" {out.op.type} op computes it"
                 )
             found[i] = out.op.inputs[1]
         return found
@@ -222,8 +223,8 @@ class Loop:
             else:
                 if tensor.dtype in (tf.variant, tf.resource):
                     raise GraphError(
-                        f"{tensor.op.name!r} ({tensor.op.type}) must run once, and gives a"
-                        f" {tensor.dtype.name}"
+                        f"{tensor.op.name!r} ({tensor.op.type}) must run only once, but its output"
+                        f" is a {tensor.dtype.name}, which the loop cannot store"
                     )
                 once[tensor.ref()] = tensor
         return Part(

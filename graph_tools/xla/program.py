@@ -65,7 +65,7 @@ def compiled(graph: tf.Graph, batch: int) -> Program:
         proto = optimized_program(graph, batch)
     except (tf.errors.OpError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise GraphError(f"XLA compiles {graph.name} only as it runs: {reason}") from error
+        raise GraphError(f"XLA cannot compile {graph.name} before it runs: {reason}") from error
     seconds = time.perf_counter() - start
     module = module_of(proto.hlo_module)
     return Program(module, assignment_of(proto.buffer_assignment, module), seconds)

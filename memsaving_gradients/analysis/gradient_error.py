@@ -82,9 +82,9 @@ class GradientError:
 
     def __str__(self) -> str:
         said = (
-            f"gradients of {len(self.variables)} variables are off by {self.worst:.1e} of their"
-            f" largest number at most, {self.median:.1e} in the median; two runs of TensorFlow's"
-            f" own by {self.control:.1e}"
+            f"gradients of {len(self.variables)} variables differ from TensorFlow's by at most"
+            f" {self.worst:.1e} of their largest number, {self.median:.1e} in the median; two runs"
+            f" of TensorFlow's own differ by {self.control:.1e}"
         )
         rows = [
             (f"{found.error:.1e}", f"{found.control:.1e}", shorten(found.name, NAME_WIDTH))
@@ -92,9 +92,11 @@ class GradientError:
         ]
         lines = [said, *columns([("error", "control", "variable"), *rows])]
         if (more := len(self.variables) - MOST_LINES) > 0:
-            lines.append(f"… and {more} that are off less")
+            lines.append(f"… and {more} with smaller errors")
         if self.left_out:
-            lines.append(f"zero but for rounding: {len(self.left_out)} variables")
+            lines.append(
+                f"gradients that are zero except for rounding: {len(self.left_out)} variables"
+            )
         return "\n".join(lines)
 
 
@@ -141,12 +143,16 @@ def gradient_error(
     (True, 0.0)
     """
     if not callable(loss):
-        raise ArgumentError("loss", loss, "is no function; give one that makes a loss of a batch")
+        raise ArgumentError(
+            "loss", loss, "is not a function; give one that computes a loss from a batch"
+        )
     if not isinstance(variables, list | tuple):
-        raise ArgumentError("variables", variables, "is no list; give a list of variables")
+        raise ArgumentError("variables", variables, "is not a list; give a list of variables")
     if tf.inside_function():
         raise ArgumentError(
-            "loss", loss, "is to be run; call gradient_error outside of tf.function"
+            "loss",
+            loss,
+            "cannot run while a tf.function is traced; call gradient_error outside of it",
         )
     made = list(variables)
     fed = [tf.convert_to_tensor(part) for part in batch]
@@ -159,7 +165,9 @@ def gradient_error(
             tf.compat.v1.set_random_seed(1)
             value = loss(*inputs)
             if not isinstance(value, tf.Tensor) or value.shape.rank:
-                raise ArgumentError("loss", value, "is no scalar; return one tensor without axes")
+                raise ArgumentError(
+                    "loss", value, "is not a scalar; return one tensor without axes"
+                )
             found = differentiate(value, made)
             return [g if g is None else tf.convert_to_tensor(g) for g in found]
 
@@ -176,7 +184,9 @@ def gradient_error(
     sizes = [0.0 if g is None else float(np.abs(g).max(initial=0.0)) for g in plain]
     if not any(sizes):
         raise ArgumentError(
-            "variables", variables, "none of them has a gradient; name what the loss depends on"
+            "variables",
+            variables,
+            "none of them has a gradient; give variables that the loss depends on",
         )
     names = [getattr(v, "path", v.name) for v in made]
     counts = [size > TINY * max(sizes) for size in sizes]

@@ -136,7 +136,9 @@ def largest_batch(
         )
     whole = isinstance(start, (int, np.integer)) and not isinstance(start, bool)
     if not whole or not 1 <= start <= MOST_EXAMPLES:
-        raise ArgumentError("start", start, f"give a number of examples, 1 to {MOST_EXAMPLES:,}")
+        raise ArgumentError(
+            "start", start, f"give a number of examples from 1 to {MOST_EXAMPLES:,}"
+        )
     if not isinstance(prove, bool):
         raise ArgumentError("prove", prove, "give True or False")
     if prove:
@@ -211,9 +213,9 @@ class _Search:
                 raise ArgumentError(
                     "make",
                     self.make,
-                    "gives steps that need the same for batches of"
-                    f" {' and '.join(map(str, needs))}; the arguments that it returns must have the"
-                    " batch in their shapes",
+                    "returns steps that need the same bytes for batches of"
+                    f" {' and '.join(map(str, needs))}; the shapes of the arguments that it"
+                    " returns must have the batch size in them",
                 )
             batch = _guess(needs, fits, above)
 
@@ -243,7 +245,8 @@ class _Search:
                 return self.found(batch, plain, measured)
         raise MeasurementError(
             f"no step could be run in {self.budget or self.device_memory!r}, not even with {batch}"
-            f" examples and a budget of {budget:,} bytes; is anything else held on the device?"
+            f" examples and a budget of {budget:,} bytes; check whether anything else takes memory"
+            " of the device"
         )
 
     def nothing_fits(self) -> BudgetError:
@@ -253,8 +256,8 @@ class _Search:
         return BudgetError(
             "budget" if self.device_memory is None else "device_memory",
             self.budget if self.device_memory is None else self.device_memory,
-            f"no batch fits: {many} {exact_bytes(trial.need)} of the {trial.budget:,} bytes there"
-            " are; take a larger device or a smaller model",
+            f"no batch fits: {many} {exact_bytes(trial.need)}, and {trial.budget:,} bytes are"
+            " available; use a larger device or a smaller model",
             trial.budget,
             trial.need,
             1.0,
@@ -267,8 +270,8 @@ class _Search:
                 raise ArgumentError(
                     "make",
                     self.make,
-                    "gives a step of unknown shapes; the arguments that it returns must have the"
-                    " batch in their shapes",
+                    "returns a step of unknown shapes; the shapes of the arguments that it returns"
+                    " must have the batch size in them",
                 )
             guessed = list(study.site.guessed_loops)
             if guessed:
@@ -287,8 +290,8 @@ def _made(make: Make, batch: int) -> tuple[Any, tuple[Any, ...]]:
         raise ArgumentError(
             "make",
             make,
-            "is no function; give a function of a batch size that returns a training step and the"
-            " tuple of its arguments",
+            "is not a function; give a function that takes a batch size and returns a training"
+            " step and the tuple of its arguments",
         )
     made = make(batch)
     pair = isinstance(made, (tuple, list)) and len(made) == 2
@@ -296,8 +299,9 @@ def _made(make: Make, batch: int) -> tuple[Any, tuple[Any, ...]]:
         raise ArgumentError(
             "make",
             make,
-            f"gave {type(made).__name__} for a batch of {batch}; give a function of a batch size"
-            " that returns a training step and the tuple of its arguments: (step, (x, y))",
+            f"returned {type(made).__name__} for a batch of {batch}; give a function that takes a"
+            " batch size and returns a training step and the tuple of its arguments:"
+            " (step, (x, y))",
         )
     return made[0], tuple(made[1])
 
@@ -326,7 +330,7 @@ def _target(make: Any) -> str:
         raise ArgumentError(
             "make",
             make,
-            "cannot be imported by the process that is to prove the batch; define it in a module,"
+            "cannot be imported by the process that proves the batch; define it in a module,"
             " outside of any function, or leave out prove=True",
         )
     return f"{module}:{name}"

@@ -63,7 +63,7 @@ def asked(options: dict[str, Any]) -> Options:
             raise ArgumentError(
                 name,
                 value,
-                f"no such option; options are {', '.join(OPTIONS)}. Arguments of the step are given"
+                f"no such option; options are {', '.join(OPTIONS)}. Pass the arguments of the step"
                 " by position",
             )
     return Options(**options, budget=SOME)
@@ -216,7 +216,7 @@ def function_of(fn: Any, args: Sequence[Any], *, compiled: bool = False) -> Any:
         fn = _train_step(fn, args)
     if not callable(fn):
         raise ArgumentError(
-            "fn", fn, "is no function; give a training step, a tf.function or a Keras model"
+            "fn", fn, "is not a function; give a training step, a tf.function or a Keras model"
         )
     return autodiff.traced_anew(fn, compiled=compiled)
 
@@ -238,8 +238,8 @@ def traced(fn: Any, args: Sequence[Any], options: Options) -> tuple[list[Site], 
         raise ArgumentError(
             "fn",
             fn,
-            "asks for no gradients that could be rewired; compute them in it, with tf.GradientTape"
-            " or tf.gradients, of what it computes itself",
+            "asks for no gradients that could be rewired; compute the loss and its gradients in"
+            " it, with tf.GradientTape or tf.gradients",
         )
     return sites, graph
 
@@ -253,7 +253,9 @@ def _train_step(model: Any, args: Sequence[Any]) -> Callable[..., Any]:
     if getattr(model, "optimizer", None) is None:
         raise ArgumentError("fn", model, "is a model without an optimizer; call compile first")
     if not args:
-        raise ArgumentError("fn", model, "is a model; give what its train_step gets, such as x, y")
+        raise ArgumentError(
+            "fn", model, "is a model; also give the batch that its train_step takes, such as x, y"
+        )
     if isinstance(args[0], tf.data.Dataset):
         raise ArgumentError("args", args[0], "is a dataset; give a batch of it, or tensor specs")
     if not model.built:

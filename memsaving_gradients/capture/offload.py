@@ -22,11 +22,11 @@ __all__ = ["Offload"]
 BANDWIDTH, LATENCY = 12e9, 1e-5
 MEASURED = "measured"
 _NUMBERS = {
-    "bandwidth": "a positive number (bytes in a second), or 'measured'",
+    "bandwidth": "a positive number (bytes per second), or 'measured'",
     "latency": "a number of seconds, 0 or more (before a transfer begins)",
     "early": (
-        "a number, 0 or more (how many times the time of a transfer it begins before it must be"
-        " there; 0: synchronous)"
+        "a number, 0 or more (how early a transfer back begins, in multiples of its estimated"
+        " time; 0: synchronous)"
     ),
 }
 
@@ -104,7 +104,7 @@ class Offload:
             link = measured_link(_full(_home(known)), self.name())
         except GraphError as error:
             raise ArgumentError(
-                "bandwidth", MEASURED, f"{error}; give the bytes in a second, such as 12e9"
+                "bandwidth", MEASURED, f"{error}; give the bytes per second, such as 12e9"
             ) from None
         return replace(self, bandwidth=link.bandwidth, latency=link.latency)
 
@@ -127,22 +127,22 @@ class Offload:
         if self.device is True and "GPU" not in home and "TPU" not in home:
             raise _problem(
                 True,
-                f"everything is computed on {home} here, whose memory is the host's; name another"
+                f"all ops run on {home} here, which already uses the host's memory; name another"
                 " device, such as one of another process in a cluster",
             )
         try:
             wanted = _local("/device:CPU:0" if self.device is True else str(self.device), known)
             full = _merged(home, wanted)
         except ValueError as error:
-            raise _problem(self.device, f"is no name of a device: {error}") from None
+            raise _problem(self.device, f"is not the name of a device: {error}") from None
         if wanted.device_type is None:
             raise _problem(
-                self.device, "names no device; give its type and number, too: '/device:CPU:0'"
+                self.device, "names no device; give a type and number as well: '/device:CPU:0'"
             )
         names = [_full(name) for name in known]
         # The devices of a session's cluster are not known here.
         if full not in names and (tf.inside_function() or not wanted.job):
-            raise _problem(self.device, f"there is no such device; there are {', '.join(known)}")
+            raise _problem(self.device, f"there is no such device; devices are {', '.join(known)}")
         if full == home:
             raise _problem(self.device, "is the device that computes; name another one")
         return full

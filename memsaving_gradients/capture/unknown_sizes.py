@@ -56,8 +56,8 @@ def unknown_bytes(
                 tensor.name,
                 f"the bytes of this tensor, of shape {tensor.shape}, are not known, and a budget in"
                 " bytes needs them; give its shape (input_signature, tf.ensure_shape; batch_size="
-                " stands for one unknown dimension only), or give the budget as a fraction of what"
-                " plain training takes, such as budget=0.5",
+                " replaces one unknown dimension only), or give the budget as a fraction of plain"
+                " training's bytes, such as budget=0.5",
             )
     if unknown and batch_size is None:
         tensor = _first(step, _lacks_batch, source.tensor(unknown[0]))
@@ -66,8 +66,8 @@ def unknown_bytes(
             batch_size,
             f"a budget in bytes needs the batch size, and tensor {tensor.name!r} has shape"
             f" {tensor.shape}; give batch_size=, the number of examples of a step, here (a callback"
-            " does not see what fit was given: MemorySavingGradients(..., batch_size=64)), or give"
-            " the budget as a fraction of what plain training takes, such as budget=0.5",
+            " does not see the batch size of fit: MemorySavingGradients(..., batch_size=64)), or"
+            " give the budget as a fraction of plain training's bytes, such as budget=0.5",
         )
     return None
 
@@ -103,9 +103,9 @@ def unknown_steps(loop: str) -> ArgumentError:
         "loop_steps",
         None,
         f"a budget in bytes needs the number of steps, and the loop {loop!r} does not show it"
-        " before it runs; give loop_steps=, the most steps that such loops take, or the loop a"
-        " maximum_iterations=, or give the budget as a fraction of what plain training takes, such"
-        " as budget=0.5",
+        " before it runs; give loop_steps=, the most steps that such loops take, or give the loop a"
+        " maximum_iterations=, or give the budget as a fraction of plain training's bytes, such as"
+        " budget=0.5",
     )
 
 

@@ -31,7 +31,8 @@ a saved Keras model (model.keras), or package.module:name of a Keras model, a fu
 one, or a function that returns (train_step, args); it is traced, and nothing is run"""
 
 _DESCRIPTION = (
-    "Where the memory of a training step goes, and what each budget costs, before a step is run."
+    "Explain where the memory of a training step goes and what each budget costs, before a step"
+    " runs."
 )
 
 
@@ -72,40 +73,40 @@ def _accept_explain(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=_budget,
         metavar="BUDGET",
-        help="plan for it, too: 2GiB, bytes, or a share of plain training such as 0.5",
+        help="also plan for this budget: 2GiB, bytes, or a share of plain training such as 0.5",
     )
     add(
         "--batch",
         type=_count,
         metavar="N",
-        help="examples of a batch (32, where the model leaves it open)",
+        help="examples in a batch (32, where the model leaves it open)",
     )
     add(
         "--loop-steps",
         type=_count,
         metavar="N",
-        help="steps at most of loops that do not show how many they take (256)",
+        help="the most steps of loops that do not show how many they take (256)",
     )
     add(
         "--length",
         type=_count,
         metavar="N",
-        help="of inputs, what else the model leaves open, such as positions",
+        help="the size of the other open dimensions of inputs, such as positions",
     )
     add(
         "--optimizer",
         metavar="NAME",
         help="a Keras optimizer for a model that is not compiled (adam)",
     )
-    add("--loss", metavar="NAME", help="a Keras loss for it (one that goes with its outputs)")
-    add("--xla", action="store_true", help="for a step that XLA compiles")
+    add("--loss", metavar="NAME", help="a Keras loss for such a model (one that suits its outputs)")
+    add("--xla", action="store_true", help="explain the step as XLA compiles it")
     add(
         "--import",
         action="append",
         default=[],
         dest="imports",
         metavar="MODULE",
-        help="import it first: it registers the classes of a saved model",
+        help="import this module first: it registers the classes of a saved model",
     )
     add("--json", action="store_true", help="print the results as JSON")
     add("--html", metavar="FILE", help="write a page with figures and tables")
@@ -133,5 +134,5 @@ def _count(text: str) -> int:
     except ValueError:
         count = 0
     if count < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return count

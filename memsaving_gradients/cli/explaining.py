@@ -143,16 +143,15 @@ def _plan(results: _Results, budget: Any) -> None:
         return
     if any(plan.budget is None for plan in results.plans):
         results.notes.append(
-            "the step asks for its gradients with options of its own, which --budget does not"
-            " change"
+            "the step computes its gradients with its own options, which --budget does not change"
         )
     worst = max(plan.whole_step or 0 for plan in results.plans)
     if (limit := results.plans[-1].budget) is not None and worst > limit:
         results.least = worst
         results.error = (
-            f"the budget of {exact_bytes(limit)} cannot be met: gradients keep it, but with the"
-            f" optimizer the step may take {exact_bytes(worst)}, which is the least budget known"
-            " to do"
+            f"the budget of {exact_bytes(limit)} cannot be met: the gradients fit into it, but with"
+            f" the optimizer the step may take {exact_bytes(worst)}, which is the least budget"
+            " known to work"
         )
 
 

@@ -50,7 +50,7 @@ def ready(model: Any, options: argparse.Namespace) -> Target:
         raise ArgumentError(
             "TARGET",
             options.target,
-            "has nothing that can be trained; set trainable=True on it, or on its layers",
+            "has no trainable variables; set trainable=True on it, or on its layers",
         )
     y = _labels(model, y_pred)
     held = holds_gradients(model.optimizer)
@@ -85,8 +85,8 @@ def _inputs(model: Any, options: argparse.Namespace, assumed: list[str]) -> Any:
             raise ArgumentError(
                 "TARGET",
                 options.target,
-                f"the input {tensor.name!r} has the shape {tuple(tensor.shape)}; say with --length"
-                " what stands for None",
+                f"the input {tensor.name!r} has the shape {tuple(tensor.shape)}; give a number for"
+                " None with --length",
             )
         return tf.TensorSpec([options.length if n is None else n for n in shape], tensor.dtype)
 
@@ -166,7 +166,7 @@ def _known(argument: str, module: Any, kind: type, name: Any) -> Any:
             if isinstance(value, type) and issubclass(value, kind) and value is not kind
         ]
         raise ArgumentError(
-            argument, name, f"Keras knows no such name; there are {', '.join(sorted(names))}"
+            argument, name, f"Keras has no such name; give one of {', '.join(sorted(names))}"
         ) from error
 
 

@@ -45,7 +45,7 @@ def target_of(options: argparse.Namespace) -> Target:
         raise ArgumentError(
             "KERAS_BACKEND",
             keras.backend.backend(),
-            "only the TensorFlow backend has graphs to look at; set KERAS_BACKEND=tensorflow",
+            "only the TensorFlow backend has graphs to explain; set KERAS_BACKEND=tensorflow",
         )
     for module in options.imports:
         _imported("--import", module, module)
@@ -77,8 +77,8 @@ def _found(target: str) -> Any:
         raise ArgumentError(
             "TARGET",
             target,
-            "is no file, and no package.module:name; give a saved model (.keras), or where to"
-            f" import {_WANTED} from",
+            "is neither a file nor package.module:name; give a saved model (.keras), or the"
+            f" package.module:name of {_WANTED}",
         )
     if module.endswith(".py") or os.sep in module:
         name_of = module.removesuffix(".py").replace(os.sep, ".").strip(".")
@@ -107,7 +107,7 @@ def _checked(target: str, found: Any) -> Any:
         step, args = found
         return step, tuple(args) if isinstance(args, (tuple, list)) else (args,)
     raise ArgumentError(
-        "TARGET", target, f"returns {_kind(found)}; let it return {_WANTED}, args being a tuple"
+        "TARGET", target, f"returns {_kind(found)}; return {_WANTED}, with a tuple of args"
     )
 
 
@@ -120,11 +120,11 @@ def _loaded(path: str) -> Any:
         raise ArgumentError(
             "TARGET",
             path,
-            "is a folder, which has no training step that Keras could load; give a .keras file that"
-            " model.save wrote",
+            "is a folder, from which Keras cannot load a training step; give a .keras file written"
+            " by model.save",
         )
     if path.endswith(".keras") and not zipfile.is_zipfile(path):
-        raise ArgumentError("TARGET", path, "is damaged, or no model that model.save wrote")
+        raise ArgumentError("TARGET", path, "is damaged, or was not written by model.save")
     try:
         return keras.models.load_model(path)
     except Exception as error:
@@ -137,13 +137,13 @@ def _why_not_loaded(error: Exception) -> str:
     missing = re.search(r"Could not locate (?:class|function) '([^']+)'", text)
     if missing:
         return (
-            f"needs {missing[1]!r}, which is no part of Keras: name the module that registers it "
-            "(keras.saving.register_keras_serializable) with --import module"
+            f"needs {missing[1]!r}, which is not part of Keras: name the module that registers it"
+            " (keras.saving.register_keras_serializable) with --import module"
         )
     if "safe_mode" in text:
         return (
-            "has code in it (a lambda), which Keras runs only for those who trust the file: if you"
-            " do, write a function that returns keras.models.load_model(path, safe_mode=False), and"
+            "contains code (a lambda), which Keras runs only if you trust the file: if you do,"
+            " write a function that returns keras.models.load_model(path, safe_mode=False), and"
             " give module:function"
         )
     return f"cannot be loaded: {cause(error)}"
@@ -160,8 +160,8 @@ def _imported(argument: str, value: str, module: str) -> Any:
         raise ArgumentError(
             argument,
             value,
-            f"there is no module {error.name!r} here or among what is installed; run this in its"
-            " folder, or set PYTHONPATH",
+            f"there is no module {error.name!r} here or among the installed packages; run this in"
+            " its folder, or set PYTHONPATH",
         ) from error
     except (Exception, SystemExit) as error:
         raise ArgumentError(argument, value, _failed(module, error)) from error
@@ -200,8 +200,8 @@ def _called(target: str, function: Any) -> Any:
         raise ArgumentError(
             "TARGET",
             target,
-            f"is a function that cannot be called without arguments ({error}); give one that can,"
-            f" and returns {_WANTED}",
+            f"is a function that cannot be called without arguments ({error}); give one that needs"
+            f" none and returns {_WANTED}",
         ) from error
     except ValueError:
         # The callable does not show its parameters.

@@ -103,8 +103,8 @@ class Call:
             raise ArgumentError(
                 "offload",
                 offload.device,
-                "XLA cannot express transfers between devices; encode= makes residuals smaller"
-                " under jit_compile=True, too, or leave that out",
+                "XLA cannot express transfers between devices; use encode= instead, which also"
+                " works under jit_compile=True, or leave jit_compile=True out",
             )
         if self.home is not None:
             return str(offload.name(self.home.device))

@@ -209,7 +209,7 @@ def _encodings(
                     "encode",
                     tensor.name,
                     f"has dtype {tensor.dtype.name}, which {name} does not make smaller; name"
-                    " floating point tensors of more bits",
+                    " floating point tensors with more bits",
                 )
             found[tensor.ref()] = name
     return found

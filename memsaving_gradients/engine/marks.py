@@ -26,11 +26,11 @@ def mark(tensor: Any, name: str | None = None) -> Any:
         raise ArgumentError(
             "tensor",
             tensor,
-            "is a variable, which is never recomputed; mark what is computed from it",
+            "is a variable, which is never recomputed; mark a tensor computed from it",
         )
     if not isinstance(tensor, tf.Tensor):
         raise ArgumentError(
-            "tensor", tensor, "only tensors can be marked; of a composite one, mark the values"
+            "tensor", tensor, "only tensors can be marked; of a composite tensor, mark the values"
         )
     if not tf.is_symbolic_tensor(tensor):
         return tensor

@@ -192,7 +192,7 @@ class Options:
             raise ArgumentError(
                 "max_slowdown",
                 self.max_slowdown,
-                "give a factor from 1.0 on: 1.2 lets a step take 20 % more time than plain"
+                "give a factor of at least 1.0: 1.2 lets a step take 20 % more time than plain"
                 " training",
             )
         if self.planning_seconds is not None and not (
@@ -220,8 +220,8 @@ class Options:
             raise ArgumentError(
                 "max_slowdown",
                 self.max_slowdown,
-                f"excludes {limit}={most!r}: a budget asks for the fastest plan that fits,"
-                " max_slowdown for the least memory; leave one out",
+                f"cannot be combined with {limit}={most!r}: a budget asks for the fastest plan that"
+                " fits, max_slowdown for the least memory; leave one of them out",
             )
         asked = {
             name: value
@@ -237,7 +237,10 @@ class Options:
                 asked["checkpoints"] = self.checkpoints
             for name, value in asked.items():
                 raise ArgumentError(
-                    name, value, "excludes plan=, which says all; leave one of them out"
+                    name,
+                    value,
+                    "cannot be combined with plan=, which already fixes all choices; leave one of"
+                    " them out",
                 )
         if asked and not _is_auto(self.checkpoints):
             name, value = next(iter(asked.items()))
@@ -246,8 +249,9 @@ class Options:
             raise ArgumentError(
                 name,
                 value,
-                f"excludes checkpoints={self.checkpoints!r}: here a planner chooses what to keep"
-                f" (marked tensors are kept besides); leave one of them out{hint}",
+                f"cannot be combined with checkpoints={self.checkpoints!r}: a planner chooses the"
+                " tensors to keep here (the plan keeps marked tensors as well); leave one of them"
+                f" out{hint}",
             )
 
 
@@ -301,22 +305,24 @@ def _check_encode(encode: Any) -> None:
     if encode is None or (isinstance(encode, str) and encode in ENCODE):
         return
     if not isinstance(encode, Mapping):
-        given = "is no consent to lose digits" if encode is True else ""
+        given = "does not say which encoding to use" if encode is True else ""
         _raise_encode(encode, given)
     if not encode:
         _raise_encode(encode, "names no tensors")
     for key, how in encode.items():
-        check_one_of("encode", how, [*ENCODINGS], f"is none for {key!r}; ")
+        check_one_of("encode", how, [*ENCODINGS], f"cannot be used for {key!r}; ")
 
 
 def _raise_encode(value: Any, problem: str) -> NoReturn:
     close = difflib.get_close_matches(str(value), [*ENCODE], n=1)
-    said = problem or (f"did you mean {close[0]!r}?" if close else "no such encoding")
+    said = problem or (
+        f"no such encoding (did you mean {close[0]!r}?)" if close else "no such encoding"
+    )
     raise ArgumentError(
         "encode",
         value,
-        f"{said}; exact is 'lossless' (or None: nothing is encoded), inexact are"
-        f" {_listed(ENCODINGS)}; a mapping gives tensors, names or patterns one of the latter each",
+        f"{said}; give 'lossless' (exact), None (nothing is encoded), one of {_listed(ENCODINGS)}"
+        " (inexact), or a mapping of tensors, names or patterns to inexact encodings",
     )
 
 
@@ -325,7 +331,7 @@ def _loaded(plan: Any) -> tuple[Plan, ...]:
     if plan is None or (isinstance(plan, tuple) and not plan):
         return ()
     if isinstance(plan, list) and not plan:
-        raise ArgumentError("plan", plan, "names no plan; leave plan= out to plan anew")
+        raise ArgumentError("plan", plan, "names no plan; leave plan= out to plan again")
     single = isinstance(plan, (str, bytes, os.PathLike, Plan))
     if not single and not isinstance(plan, (list, tuple)):
         raise ArgumentError("plan", plan, "give a Plan, the path of a saved one, or a list of them")
@@ -361,7 +367,7 @@ def _checked(checkpoints: Any) -> str | tuple[Any, ...]:
         )
     if hasattr(checkpoints, "dtype"):
         raise ArgumentError(
-            "checkpoints", checkpoints, "a single tensor; put it in a list: checkpoints=[tensor]"
+            "checkpoints", checkpoints, "is a single tensor; put it in a list: checkpoints=[tensor]"
         )
     return tuple(checkpoints)
 

@@ -78,8 +78,8 @@ def unsupported() -> str:
     strategy = _strategy()
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return (
-            f"{type(strategy).__name__} is not supported: what holds recomputation back on TPUs is"
-            " not known to work"
+            f"{type(strategy).__name__} is not supported: the ops that hold recomputation back are"
+            " not known to work on TPUs"
         )
     return ""
 

@@ -93,7 +93,8 @@ def site_of(
         return None
     if call.data_gates and autodiff.vectorized():
         warn_nothing_saved(
-            call.graph, "XLA cannot compile the vectorized form of what holds recomputation back"
+            call.graph,
+            "XLA cannot compile the vectorized form of the ops that hold recomputation back",
         )
         return None
     site = Site(call, given=given, without=without or {})

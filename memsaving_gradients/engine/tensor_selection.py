@@ -132,11 +132,14 @@ class _Between:
     def problem(self, tensor: tf.Tensor) -> str | None:
         """Return why ``tensor`` cannot be a checkpoint, or ``None``."""
         if tensor.graph is not self.graph:
-            return "is of another graph than ys; name a tensor of the graph that is differentiated"
+            return (
+                "belongs to another graph than ys; name a tensor of the graph that is"
+                " differentiated"
+            )
         if tensor.dtype.base_dtype in (tf.resource, tf.variant, tf.string):
             return (
-                f"has dtype {tensor.dtype.name}: a variable's handle is no checkpoint (variables"
-                " are never recomputed); name a tensor computed from it"
+                f"has dtype {tensor.dtype.name}: a variable's handle cannot be a checkpoint"
+                " (variables are never recomputed); name a tensor computed from it"
             )
         if tensor.dtype != tensor.dtype.base_dtype:
             return "is a variable, which is never recomputed; name a tensor computed from it"
@@ -152,8 +155,8 @@ class _Between:
             return None
         if tensor.ref() in self.ends:
             return (
-                "is one of ys: backward begins there, so keeping it saves nothing; name a tensor"
-                " before it"
+                "is one of ys: the backward pass begins there, so keeping it saves nothing; name a"
+                " tensor before it"
             )
         if tensor.op in self.connected:
             return (
@@ -350,7 +353,7 @@ def _candidates(item: Any, graph: tf.Graph, names: _Names) -> list[tf.Tensor]:
         raise SelectionError(
             "checkpoints",
             item.name,
-            "is of another graph than ys; name a tensor of the graph that is differentiated",
+            "belongs to another graph than ys; name a tensor of the graph that is differentiated",
         )
     return [item]
 
@@ -367,6 +370,6 @@ def _unusable(
     hint = (
         f"did you mean {' or '.join(map(repr, close))}?"
         if close
-        else "the names there are: [op.name for op in graph.get_operations()]"
+        else "list the names with [op.name for op in graph.get_operations()]"
     )
     return SelectionError("checkpoints", shown, f"matches nothing in the graph; {hint}")

@@ -162,9 +162,9 @@ def check_attention(graph: tf.Graph, sites: Sequence[Site]) -> None:
     if both:
         warn(
             f"the attention of {', '.join(map(repr, both))} is computed in blocks and plainly as"
-            " well, which holds all scores: its output is returned, or was read first after"
-            " gradients were asked for. Read it before, or return what was computed from it"
-            " before.",
+            " well, which keeps all scores in memory: its output is returned, or was first read"
+            " after the call for gradients. Read the output before that call, or return a tensor"
+            " that was computed from it before.",
             NothingSavedWarning,
         )
 

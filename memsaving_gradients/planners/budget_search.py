@@ -377,7 +377,7 @@ class Search:
         proposal = checked(self.planner, proposal)
         problem = problem_of(self.meter.graph, proposal.schedule)
         if problem:
-            raise ArgumentError("planner", self.planner, f"returned no valid schedule: {problem}")
+            raise ArgumentError("planner", self.planner, f"returned an invalid schedule: {problem}")
         return proposal
 
     def _lowest(

@@ -175,14 +175,14 @@ def _decisions(step: CapturedStep, proposal: Proposal) -> list[Decision]:
 
 def _stored(how: Stored) -> str:
     if how.means == OFFLOAD:
-        return f"sent away; {how.moving_seconds * 1e3:.3g} ms each way"
+        return f"moved to another device; {how.moving_seconds * 1e3:.3g} ms each way"
     return f"kept as {how.means}, in {how.bytes:,} bytes"
 
 
 def _reason(step: CapturedStep, proposal: Proposal, storage: int) -> str:
     if not step.graph.clonable[step.graph.producer[storage]]:
         return "cannot be recomputed"
-    return proposal.reasons.get(storage, "read before it is lost")
+    return proposal.reasons.get(storage, "read before it is dropped")
 
 
 def source_line(op: tf.Operation) -> str:
@@ -203,12 +203,12 @@ def _why_once(ops: Sequence[tf.Operation], loops: Mapping[str, str]) -> str:
     if not never:
         kinds = ", ".join(sorted({op.type for op in ops}))
         return (
-            f"whose copies might have other bits ({kinds}): something outside of the gradients"
-            " reads what they make, or changes what they read"
+            f"whose clones might compute other bits ({kinds}): ops outside of the gradients read"
+            " their outputs, or change their inputs"
         )
     way_out = "".join(f"; the loop {name!r} is not replayed: {why}" for name, why in loops.items())
     if not way_out and not never.isdisjoint(op_types.FUNCTIONAL):
-        way_out = "; call such functions in smaller pieces, or inline them"
+        way_out = "; split these functions into smaller ones, or inline them"
     return f"that must not run twice ({', '.join(sorted(never))}){way_out}"
 
 
@@ -225,7 +225,7 @@ def why_nothing(step: CapturedStep, mode: str, peak: int, loops: Mapping[str, st
     if 2 * held > total:
         ops = [step.source.ops[int(graph.producer[s])] for s in fixed]
         return (
-            f"{held:,} of {total:,} bytes that backward reads are made by ops"
+            f"{held:,} of {total:,} bytes that the backward pass reads are computed by ops"
             f" {_why_once(ops, loops)}"
         )
     return (

@@ -129,9 +129,10 @@ class Explanation(ExplanationValues, Report):
             step = "microbatch"
             besides = f"variables, and the gradients that are added up, {exact_bytes(self.sums)}"
         if self.compiled:
-            besides += ", as XLA assigns; simulated are"
+            besides += ", as XLA assigns; the parts are simulated"
         return [
-            f"a plain {step} takes {exact_bytes(self.allocated_plain)} beside {besides}{guess}",
+            f"a plain {step} takes {exact_bytes(self.allocated_plain)} in addition to"
+            f" {besides}{guess}",
             *columns(rows),
         ]
 
@@ -186,9 +187,9 @@ class Explanation(ExplanationValues, Report):
             return [
                 *columns(rows),
                 f"{least}, simulated; XLA assigns more, and budgets count that: explain(...,"
-                " xla=True) has it compile the step, and says how much",
+                " xla=True) compiles the step, and shows how many bytes",
             ]
         return [
             *columns(rows),
-            f"{least}; give gradients(..., budget={self.least.budget}) or a larger one",
+            f"{least}; use gradients(..., budget={self.least.budget}) or a larger budget",
         ]

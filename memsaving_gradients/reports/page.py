@@ -87,7 +87,8 @@ def _of_plan(plan: PlanValues) -> str:
     notes = [line for line in str(plan).splitlines() if line.startswith(("loop ", "attention "))]
     if plan.simulation is None:
         notes.append(
-            "Read from a file, which has no memory over the step: apply the plan to see it."
+            "Read from a file, which does not contain the memory over the step: apply the plan to"
+            " see it."
         )
     return "\n".join(
         [
@@ -112,7 +113,7 @@ def _of_explanation(explanation: ExplanationValues) -> str:
         (
             "plain training",
             format_bytes(explanation.allocated_plain),
-            f"{explanation.allocated_plain:,} bytes beside variables",
+            f"{explanation.allocated_plain:,} bytes without variables",
         ),
         ("least budget", format_bytes(least.budget), f"{least.budget:,} bytes"),
         ("of plain", format_share(least.share), "the least budget"),
@@ -154,8 +155,8 @@ def _of_explanation(explanation: ExplanationValues) -> str:
             "<h3>Activations by layer</h3>",
             _table(("bytes", "layer", "source"), layers),
             (
-                f'<p class="note">Least budget: {exact_bytes(least.budget)}; '
-                f"gradients(..., budget={least.budget}) or a larger one.</p>"
+                f'<p class="note">Least budget: {exact_bytes(least.budget)}; use'
+                f" gradients(..., budget={least.budget}) or a larger budget.</p>"
             ),
             "</section>",
         ]

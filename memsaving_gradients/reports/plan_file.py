@@ -66,7 +66,7 @@ def load(path: str | os.PathLike[str], make: type[AnyPlan]) -> AnyPlan:
         whole = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise PlanError(
-            "plan", shown, f"is damaged or no plan: {error}; save it again with Plan.save(path)"
+            "plan", shown, f"is damaged or not a plan: {error}; save it again with Plan.save(path)"
         ) from error
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
         raise PlanError("plan", shown, "is not a plan; give a file written by Plan.save(path)")
@@ -74,8 +74,8 @@ def load(path: str | os.PathLike[str], make: type[AnyPlan]) -> AnyPlan:
         raise PlanError(
             "plan",
             shown,
-            f"has version {whole.get('version')!r}, this is memsaving_gradients' version {VERSION}"
-            " of the format; plan again, or install the version that wrote it",
+            f"has version {whole.get('version')!r} of the format, but this memsaving_gradients"
+            f" reads version {VERSION}; plan again, or install the version that wrote it",
         )
     body: Any = whole.get("plan")
     if whole.get("checksum") != _checksum(body):

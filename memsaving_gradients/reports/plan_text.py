@@ -58,7 +58,7 @@ def _headline(plan: PlanValues) -> str:
     did = f"extra time about {format_share(plan.extra_time)}, {plan.clones:,} ops run again"
     stored = plan.schedule.stored if plan.schedule is not None else {}
     if not (plan.clones or plan.packed or plan.loops or stored):
-        did = "nothing is run again"
+        did = "nothing is recomputed"
     return (
         f"{_title(plan)}: {_both(plan.allocated)} {where},"
         f" {format_share(plan.allocated / max(plan.allocated_plain, 1))} of plain training's"

@@ -163,6 +163,6 @@ def _simulated(plan: PlanValues, simulation: Simulation | None) -> Simulation:
             "plan",
             plan.file or plan.planner or plan.mode,
             "was read from a file, which has no timelines; apply it (gradients(..., plan=...)) and"
-            " ask memsaving_gradients.plans for the one that was used",
+            " take the applied plan from memsaving_gradients.plans",
         )
     return simulation

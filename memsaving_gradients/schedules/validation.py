@@ -37,7 +37,7 @@ def problem_of(graph: TrainingGraph, schedule: Schedule) -> str | None:
             if not clonable[op] and op not in schedule.stored:
                 return f"op {op} must not run twice"
             if copy != copies.get(op, -1) + 1:
-                return f"copy {copy} of op {op} is out of turn"
+                return f"copy {copy} of op {op} is out of order"
         elif op in copies:
             return f"op {op} runs twice as the original"
         if copy and op in schedule.stored:
@@ -47,18 +47,18 @@ def problem_of(graph: TrainingGraph, schedule: Schedule) -> str | None:
             return f"op {op} reads {len(graph.reads[op])} values, not {len(reads)}"
         for value, which in zip(graph.reads[op], reads or (0,) * len(graph.reads[op]), strict=True):
             if not 0 <= which <= copies.get(producer[value], -1):
-                return f"op {op} reads what op {producer[value]} has not made"
+                return f"op {op} reads a value that op {producer[value]} has not made"
         copies[op] = copy
     if len(copies) < length:
         missing = next(op for op in range(length) if op not in copies)
         return f"op {missing} never runs"
     for op, how in schedule.stored.items():
         if how.value not in (graph.writes[op] if 0 <= op < forward else ()):
-            return f"op {op} makes no value {how.value} to store"
+            return f"op {op} does not compute the stored value {how.value}"
     for op in schedule.chained:
         if op not in graph.sums:
             return (
-                f"op {op} is no sum that may be added up as its addends come (accumulate=False"
-                " leaves all to AddN)"
+                f"op {op} is not a sum whose addends may be added as soon as they exist"
+                " (accumulate=False leaves all sums to AddN)"
             )
     return None

@@ -1,5 +1,5 @@
-"""The command line: as a user runs it, in a process of its own, and, where that would take long,
-its parts in this one."""
+"""The command line, as a user runs it: in a process of its own, or, where that would take long,
+part by part in this process."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ a_number = 3
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: Any) -> Iterator[Path]:
-    """A project of somebody's, in the working folder."""
+    """Yield the working folder, which holds a user's modules."""
     (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "broken.py").write_text("import no_such_module_at_all\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    # This process has its own log, and what it says is captured.
+    # The command would drop this process's own log, which pytest captures.
     monkeypatch.setattr(explaining, "be_quiet", lambda: None)
     yield tmp_path
     for name in ("nets", "broken"):
@@ -115,7 +115,7 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Iterator[Path]:
 
 
 def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, without the environment that tests have for
+    """Run the command in a process of its own, without the tests' environment variables for
     TensorFlow."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
     env["PYTHONPATH"] = str(ROOT)
@@ -124,7 +124,7 @@ def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def forked(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The same in a process that need not import TensorFlow."""
+    """Run the command in a forked process, which need not import TensorFlow."""
     out, err = folder / "out", folder / "err"
     given = {"words": words, "folder": str(folder), "out": str(out), "err": str(err)}
     try:
@@ -135,7 +135,7 @@ def forked(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def begun(words: list[str], folder: str, out: str, err: str) -> int:
-    """The command as Python begins it, with its output in files."""
+    """Run the command as Python starts it, with its output in files."""
     for number, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), number)
     os.chdir(folder)
@@ -171,7 +171,7 @@ def test_a_model_is_explained_planned_for_and_shown(folder: Path, how: Any) -> N
     assert lines[0] == "nets:classes; assumed: loss sparse_categorical_crossentropy (--loss)"
     for word in ("activations", "least budget: ", "plan 'budget': ", "0.7 of plain): "):
         assert word in done.stdout
-    # TensorFlow's log is not there, and what the module prints is no result.
+    # TensorFlow's log is silent. The module's own output is no result: it goes to standard error.
     assert done.stderr.splitlines() == ["said while it is imported"]
     page = Page((folder / "page.html").read_text(encoding="utf-8"))
     assert len(page.tables) == 3 and "nets:classes" in page.texts
@@ -186,7 +186,7 @@ def test_json_is_all_there_is_on_standard_output(folder: Path) -> None:
     (plan,) = found["plans"]
     assert plan["allocated"] <= plan["budget"] == 60 << 10
     assert {decision["fate"] for decision in plan["decisions"]} == {"keep", "recompute"}
-    # Gradients of weights, and activations.
+    # The largest values are gradients of weights, and activations.
     assert {64 * 64 * 4, 32 * 64 * 4} >= {one["bytes"] for one in plan["at_peak"][:4]}
     explanation = found["explanation"]
     assert explanation["parts"]["parameters"] == 8 * 64 * 64 * 4
@@ -195,7 +195,7 @@ def test_json_is_all_there_is_on_standard_output(folder: Path) -> None:
 
 
 def test_help_and_wrong_usage_wait_for_no_tensorflow(folder: Path) -> None:
-    # In the working folder, it is found before the one that is installed.
+    # Python finds this module before the installed one.
     (folder / "tensorflow.py").write_text("raise RuntimeError('imported')")
     done = command("explain", "--help", folder=folder)
     assert done.returncode == 0 and "examples:" in done.stdout and "--budget" in done.stdout
@@ -231,11 +231,11 @@ def test_an_error_is_one_line_and_debug_shows_more(folder: Path, how: Any) -> No
     assert "Traceback" in long.stderr and long.stderr.splitlines()[-1] == said
 
 
-# --- in this one
+# --- in this process
 
 
 def run(capsys: Any, *words: str) -> tuple[int, str, str]:
-    """Exit status, standard output, and what our line on standard error says."""
+    """Return the exit status, standard output, and our line on standard error."""
     capsys.readouterr()
     status = explaining.main(["explain", *words])
     out, err = capsys.readouterr()
@@ -260,7 +260,7 @@ def test_a_budget_that_cannot_be_met_says_the_least(folder: Path, capsys: Any) -
 def test_an_ample_budget_is_noted(folder: Path, capsys: Any) -> None:
     status, out, said = run(capsys, "nets:small_step", "--batch", "32", "--budget", "1GiB")
     assert status == 0
-    assert "nothing is run again" in out and "note: plain training needs" in said
+    assert "nothing is recomputed" in out and "note: plain training needs" in said
 
 
 def test_under_xla_budgets_are_in_the_bytes_that_it_assigns(folder: Path, capsys: Any) -> None:
@@ -288,7 +288,7 @@ def test_a_saved_model_keeps_how_it_was_compiled(folder: Path, capsys: Any) -> N
     status, out, _ = run(capsys, "saved.keras", "--batch", "4", "--json")
     found = json.loads(out)
     assert status == 0 and found["assumed"] == []
-    # A counter and a learning rate, no slots.
+    # Only a counter and a learning rate: plain SGD has no slots.
     assert found["explanation"]["parts"]["slots"] < 64
 
 
@@ -324,10 +324,10 @@ def test_a_saved_model_of_classes_of_its_own_says_how_they_are_known(
     [
         ("gone.keras", "TARGET='gone.keras': there is no such file"),
         ("nets.py", "TARGET='nets.py': "),
-        ("damaged.keras", "TARGET='damaged.keras': is damaged, or no model"),
+        ("damaged.keras", "TARGET='damaged.keras': is damaged, or was not written"),
         (".", "TARGET='.': is a folder"),
-        ("nets", "is no file, and no package.module:name"),
-        ("nets:", "is no file, and no package.module:name"),
+        ("nets", "is neither a file nor package.module:name"),
+        ("nets:", "is neither a file nor package.module:name"),
         ("nets.py:net", "give a module, not a file: nets:net"),
         ("nowhere.nets:net", "there is no module 'nowhere'"),
         (
@@ -341,7 +341,7 @@ def test_a_saved_model_of_classes_of_its_own_says_how_they_are_known(
         ("nets:a_number", "is of type int; give a Keras model, or (train_step, args)"),
         (
             "nets:nothing",
-            "returns nothing (None); let it return a Keras model, or (train_step, args)",
+            "returns nothing (None); return a Keras model, or (train_step, args)",
         ),
         ("nets:fails", "fails when it is called: RuntimeError: no way"),
         ("nets:exits", "fails when it is called: SystemExit: 3"),
@@ -353,12 +353,15 @@ def test_a_saved_model_of_classes_of_its_own_says_how_they_are_known(
         ),
         (
             "nets:frozen",
-            "TARGET='nets:frozen': has nothing that can be trained; set trainable=True",
+            "TARGET='nets:frozen': has no trainable variables; set trainable=True",
         ),
-        ("lambda.keras", "TARGET='lambda.keras': has code in it (a lambda)"),
+        ("lambda.keras", "TARGET='lambda.keras': contains code (a lambda)"),
         ("nets:make_step --html /dev/full", "--html='/dev/full': cannot be written: "),
         ("nets:Own", "is a model whose inputs are not known; begin it with keras.Input"),
-        ("nets:positions", "the input 'tokens' has the shape (None, None); say with --length"),
+        (
+            "nets:positions",
+            "the input 'tokens' has the shape (None, None); give a number for None with --length",
+        ),
         ("nets:fixed --batch 8", "--batch=8: the model was built for batches of 4"),
         ("nets:whole_numbers", "has an output of type int32, which no loss can train"),
         (
@@ -367,9 +370,9 @@ def test_a_saved_model_of_classes_of_its_own_says_how_they_are_known(
         ),
         (
             "nets:classes --optimizer adem",
-            "--optimizer='adem': Keras knows no such name; there are Ada",
+            "--optimizer='adem': Keras has no such name; give one of Ada",
         ),
-        ("nets:classes --loss msse", "--loss='msse': Keras knows no such name; there are Bin"),
+        ("nets:classes --loss msse", "--loss='msse': Keras has no such name; give one of Bin"),
         ("nets:classes --import gone", "--import='gone': there is no module 'gone'"),
         ("nets:classes --budget 2gigs", "--budget='2gigs': unknown unit 'gigs'"),
         ("nets:classes --budget 1.5", "--budget=1.5: a float is a fraction"),
@@ -416,7 +419,7 @@ def test_wrong_usage_exits_with_2(words: str, capsys: Any) -> None:
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-# --- what is made of models
+# --- targets made of models
 
 
 def ready(model: keras.Model, *words: str) -> target.Target:

@@ -1,4 +1,4 @@
-"""What `explain` says before a step is run, beside what TensorFlow's allocator says when it is."""
+"""The predictions of `explain`, compared with TensorFlow's allocator when the step runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYERS, LENGTH = 16, 2**16
 
 
 def tower(x, layers: int = LAYERS):
-    """Each layer keeps its result for the backward pass."""
+    """Return the output of layers that keep their results for the backward pass."""
     y = x
     for _ in range(layers):
         y = tf.sin(y)
@@ -118,7 +118,7 @@ def test_the_time_that_packed_masks_take_counts():
             if budget is None
             else ms.gradients(loss, weights, budget=budget)
         )
-        # Consumed as they come: what is returned would need room that no point counts.
+        # The step uses each gradient at once: returned gradients need bytes that no point counts.
         return tf.add_n([tf.reduce_sum(grad**2) for grad in grads])
 
     x = tf.TensorSpec([1024, 256])
@@ -128,7 +128,7 @@ def test_the_time_that_packed_masks_take_counts():
         planned.get_concrete_function(x, point.budget)
         (plan,) = ms.plans(planned)
         assert plan.extra_time <= 1.1 * point.extra_time + 0.01
-    # Where there is much room, recomputing is faster; the least needs packed masks.
+    # With a large budget, recomputing is faster; the least budget needs packed masks.
     assert plan.packed
 
 
@@ -174,7 +174,7 @@ def test_a_model_is_explained_and_trains_as_before():
     plain, (model, found) = network(), explained_network()
     weights = sum(int(np.prod(v.shape)) * 4 for v in model.variables)
     slots = sum(int(np.prod(v.shape)) * 4 for v in model.optimizer.variables)
-    # A metric, a learning rate and a counter are on one side or the other.
+    # A metric, a learning rate and a counter may be counted on either side.
     assert abs(found.parts.parameters - weights) <= 16
     assert abs(found.parts.slots - slots) <= 16
     assert {layer.name.rpartition("/")[2].partition("_")[0] for layer in found.layers} >= {"conv2d"}
@@ -193,7 +193,7 @@ def measured_peak() -> int:
     for _ in range(2):
         step(*batch)
     peaks = [requested_peak(allocation_events(lambda: step(*batch))) for _ in range(5)]
-    # A thread that is stalled for long makes a step take more.
+    # A step takes more if one of its threads is stalled for long.
     return min(peaks)
 
 
@@ -232,7 +232,7 @@ def test_an_unknown_batch_is_said_or_given():
 @pytest.mark.parametrize(
     ("fn", "args", "what"),
     [
-        (3, (), "is no function"),
+        (3, (), "is not a function"),
         (lambda x: x + 1, (tf.TensorSpec([4]),), "asks for no gradients"),
     ],
 )
@@ -294,6 +294,6 @@ def test_a_step_with_microbatches_is_explained_by_one_of_them():
     held = 6 * 32 * 32 * 4
     assert (found.parts.parameters, found.sums) == (held, held)
     assert 2 * held <= found.parts.slots <= 2 * held + 64
-    # All layers', or all but the last one's.
+    # The activations of all layers, or of all but the last one.
     assert found.parts.activations // (512 * 32 * 4) in (5, 6)
     assert "a plain microbatch takes" in str(found)

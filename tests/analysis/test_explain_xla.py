@@ -1,4 +1,4 @@
-"""What `explain` says of a step in the bytes that XLA assigns."""
+"""`explain` counts the memory of a compiled step in the bytes that XLA assigns."""
 
 from __future__ import annotations
 

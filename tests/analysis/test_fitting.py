@@ -1,5 +1,5 @@
-"""`fit_to`: what is chosen fits, changes nothing that it may not, and is the fastest of what was
-looked at."""
+"""`fit_to`: the choice fits, changes only what it may change, and is the fastest of the
+candidates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ X, Y = tf.TensorSpec([BATCH, WIDTH]), tf.TensorSpec([BATCH, 4])
 
 
 def network(normalized: int = 0, optimizer: str = "adam", count: int = 8) -> keras.Model:
-    """``count`` dense layers, so many of which are normalized over the batch."""
+    """Return ``count`` dense layers, the first ``normalized`` of them with batch normalization."""
     keras.utils.set_random_seed(0)
     x = inputs = keras.Input([WIDTH])
     for layer in range(count):
@@ -56,12 +56,12 @@ def test_batch_normalization_stays_what_it_is_unless_it_may_change(
 ) -> None:
     model = network(count, "adam" if count == 8 else "sgd", count)
     plain = ms.fit_to(model, X, Y, memory="1 GB").chosen.device
-    with pytest.raises(BudgetError, match=r"may=\['batch_norm'\] would do") as refused:
+    with pytest.raises(BudgetError, match=r"may=\['batch_norm'\] would fit") as refused:
         ms.fit_to(model, X, Y, memory=int(plain / share))
     if count == 8:
         exact = ms.fit_to(model, X, Y, memory=plain // 2)
         assert "microbatch" not in exact.settings
-        # What it names as the least works.
+        # The least memory that the error names is enough.
         assert ms.fit_to(model, X, Y, memory=refused.value.least).chosen.changes == ()
     fit = ms.fit_to(model, X, Y, memory=int(plain / share), may=["batch_norm"])
     assert fit.settings["batch_norm"] == "microbatch"
@@ -88,7 +88,7 @@ def test_lower_precision_only_if_it_may_be(count: int) -> None:
 
 
 def trained(memory: int) -> dict[str, Any]:
-    """Peak of a step as it was fitted, and what there was for it (in a process made for it)."""
+    """Return the measured peak of a fitted step, and the room for it (in a fresh process)."""
     model = network(optimizer="sgd")
     fit = ms.fit_to(model, X, Y, memory=memory)
     draw = np.random.default_rng(0)
@@ -120,7 +120,7 @@ def trained(memory: int) -> dict[str, Any]:
 def test_what_is_chosen_fits_as_measured(memory: int) -> None:
     found = fresh("tests.analysis.test_fitting:trained", {"memory": memory})
     assert found["technique"] != "plain"
-    # The batch is there beside the step, and its copy in the cache.
+    # The peak includes the batch and its copy in the cache.
     assert found["peak"] <= found["room"]
 
 
@@ -144,7 +144,7 @@ def test_the_table_says_what_was_chosen_and_what_else_there_is() -> None:
         ({"batch": []}, "with its size in all shapes"),
         (
             {"model": keras.Sequential([keras.layers.Dense(3)])},
-            "is no Keras model that is compiled",
+            "is not a compiled and built Keras model",
         ),
     ],
 )

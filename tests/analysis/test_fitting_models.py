@@ -1,5 +1,5 @@
-"""`fit_to` with models, losses and optimizers of many kinds; what it accepts is kept as
-measured."""
+"""`fit_to` with models, losses and optimizers of many kinds: measured steps fit where it says
+so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.helpers.fresh import fresh
 
 layers = keras.layers
 X, Y = tf.TensorSpec([64, 32]), tf.TensorSpec([64, 4])
-#: A batch that can be cut three times, where it is not what needs memory.
+#: A batch of few examples, which can be cut three times and takes little of the memory.
 FEW = tf.TensorSpec([4, 32]), tf.TensorSpec([4, 4])
 DATA = np.random.default_rng(0).normal(3.0, 7.0, [64, 32]).astype("f")
 TARGETS = np.zeros([64, 4], "f")
@@ -56,7 +56,7 @@ class Own(keras.Model):
         super().__init__(inputs, layers.Dense(4)(layers.Dense(32, activation="gelu")(inputs)))
 
 
-# What is accepted is kept.
+# Measured steps fit in the memory that `fit_to` accepted.
 
 MODELS: dict[str, tuple[Callable[[], keras.Model], int]] = {
     "normalized": (lambda: dense(8, 64, normalized=True), 128),
@@ -66,8 +66,8 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], int]] = {
 
 
 def measured(model: keras.Model, fit: Any, x: Any, y: Any) -> tuple[int, list[str]]:
-    """What a step took beside variables and the batch, the worst of some, and what was warned
-    of."""
+    """Return the largest of several steps' peaks, without variables and the batch, and the
+    warnings."""
     peaks: list[int] = []
 
     class Peak(keras.callbacks.Callback):
@@ -87,7 +87,7 @@ def measured(model: keras.Model, fit: Any, x: Any, y: Any) -> tuple[int, list[st
 
 
 def kept(name: str, fractions: list[float], may: list[str]) -> list[dict[str, Any]]:
-    """For fractions of what plain training needs, what was accepted and how it did."""
+    """Return the accepted techniques and their peaks, for fractions of plain training's memory."""
     make, batch = MODELS[name]
     model = make()
     draw = np.random.default_rng(0)
@@ -102,7 +102,7 @@ def kept(name: str, fractions: list[float], may: list[str]) -> list[dict[str, An
             found.append({"technique": "none"})
             continue
         peak, said = measured(model, fit, x, y)
-        # All that is not taken, the reserve included: that is for holes.
+        # All memory that is not taken, including the reserve, which is for holes.
         room = fit.memory.left + fit.memory.whole // 20
         found.append({"technique": fit.chosen.technique, "peak": peak, "room": room, "said": said})
     return found
@@ -126,7 +126,7 @@ def test_what_is_accepted_is_kept(name: str, fractions: list[float], may: list[s
         assert one["said"] == [], one
 
 
-# What a step needs is all there.
+# Each part of a step's memory is counted.
 
 
 def test_the_batch_is_counted() -> None:
@@ -151,7 +151,7 @@ def test_the_batch_is_counted() -> None:
     ],
 )
 def test_the_optimizer_is_counted(count: int, batch: Any, memory: str) -> None:
-    # Its temporaries are most of such a step; 100 kB were accepted once.
+    # The optimizer's temporaries are most of such a step; 100 kB were once accepted by mistake.
     with pytest.raises(BudgetError) as refused:
         ms.fit_to(dense(count), *batch, memory=memory)
     fit = ms.fit_to(dense(count), *batch, memory=refused.value.least)
@@ -235,9 +235,9 @@ def test_what_cannot_be_copied_is_left_out_of_the_hint(make: Callable[[], keras.
     model = make()
     taken = ms.fit_to(model, *FEW, memory="1 GB").memory
     memory = int((taken.weights + taken.slots + taken.inputs + 400) / 0.95)
-    with pytest.raises(BudgetError, match="nothing that may be done fits"):
+    with pytest.raises(BudgetError, match="no allowed technique fits"):
         ms.fit_to(model, *FEW, memory=memory)
-    with pytest.raises(ArgumentError, match="functional and sequential models alone") as why:
+    with pytest.raises(ArgumentError, match="only functional and sequential models") as why:
         ms.fit_to(model, *FEW, memory=memory, may=["precision"])
     assert why.value.argument == "may"
 
@@ -253,7 +253,7 @@ def test_what_cannot_be_copied_is_left_out_of_the_hint(make: Callable[[], keras.
         ([(X, Y)], "one after the other: x, y"),
         ([tf.TensorSpec([64, 33]), Y], "expected axis -1"),
         ([[[1.0, 2.0]], [[1.0]]], "give arrays, tensors"),
-        ([tf.data.Dataset.from_tensors((DATA, TARGETS))], "is what a dataset gives"),
+        ([tf.data.Dataset.from_tensors((DATA, TARGETS))], "is the element_spec of a dataset"),
         ([tf.TensorSpec([0, 32]), tf.TensorSpec([0, 4])], "has no examples"),
     ],
     ids=["scalar", "no-y", "tuple", "features", "lists", "dataset", "empty"],

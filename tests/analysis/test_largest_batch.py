@@ -39,7 +39,7 @@ def make_small_model(batch: int):
 
 
 def within(target: str, kwargs: dict, env: dict):
-    """Runs in a fresh process, whose allocator reads the environment with the first op."""
+    """Call ``target`` in a fresh process, whose allocator reads the environment at the first op."""
     os.environ.update(env)
     module, _, function = target.partition(":")
     return getattr(importlib.import_module(module), function)(**kwargs)
@@ -57,7 +57,7 @@ def forked(target: str, kwargs: dict, env: dict):
 
 @pytest.fixture(params=["forked", pytest.param("started", marks=pytest.mark.slow)])
 def process(request, monkeypatch):
-    """Processes that prove are forked, or import TensorFlow."""
+    """Let the processes that prove a batch be forked, or import TensorFlow."""
     if request.param == "forked":
         monkeypatch.setattr(largest_batch, "in_fresh_process", forked)
 
@@ -177,9 +177,9 @@ def test_bad_input(arguments, what):
 @pytest.mark.parametrize(
     ("made", "what"),
     [
-        (None, "give a function of a batch size"),
-        (lambda batch: None, "gave NoneType for a batch of 8"),
-        (lambda batch: make(8), "the same for batches of 8 and 16"),
+        (None, "give a function that takes a batch size"),
+        (lambda batch: None, "returned NoneType for a batch of 8"),
+        (lambda batch: make(8), "the same bytes for batches of 8 and 16"),
         (lambda batch: (make(8)[0], (tf.TensorSpec([None, WIDTH]),)), "unknown shapes"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Residuals in fewer bytes: what is lost, what is saved, and what is refused."""
+"""Encoded residuals: their errors, the memory that they save, and the cases that are refused."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.helpers.support import (
 pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 
 WIDTH = 128
-#: Of the largest gradient, how far gradients may be apart: one encoding after the other, of six
-#: layers.
+#: The largest distance between gradients, as a share of the largest gradient. The errors of six
+#: encoded layers add up.
 FAR = {"bfloat16": 2e-2, "float16": 3e-3, "int8": 3e-2}
 
 
@@ -69,9 +69,9 @@ def test_what_is_no_number_is_not_hidden(name):
     array[1, 5], array[2, 600] = np.nan, np.inf
     found, _ = through(ENCODINGS[name], array)
     assert np.isnan(found[1, 5])
-    # The largest float16 stands for what is larger; of the others, infinity stays.
+    # float16 has its largest number in place of infinity; the other encodings keep infinity.
     assert found[2, 600] == 65504 if name == "float16" else not np.isfinite(found[2, 600])
-    # A block shares what is no number.
+    # A value that is no number spoils its own block only.
     assert np.isfinite(found[0, :512]).all()
 
 
@@ -118,7 +118,7 @@ def test_gradients_are_near(name, dynamic, plain):
     assert not plan.clones and len(plan.stored) >= 20
     assert {d.fate for d in plan.stored} == {"encode"}
     assert all(name in d.reason for d in plan.stored)
-    # Of unknown sizes, blocks are padded.
+    # If sizes are unknown, blocks are padded.
     most = {"int8": 0.8 if dynamic else 0.5}.get(name, 0.75)
     assert plan.allocated < most * plan.allocated_plain
     assert f"encoded {len(plan.stored)}" in str(plan)
@@ -146,7 +146,7 @@ def test_recomputing_and_encoding_together(layers, options):
     alone = in_function(some, inputs(), asking(**options)).plans[-1]
     found = in_function(some, inputs(), asking(**options, encode="bfloat16"))
     plan = found.plans[-1]
-    # As planned, it is faster; what the executor adds to each plan is chance.
+    # The plan promises less time; the executor adds a random share to each plan.
     assert plan.allocated <= plan.budget and plan.extra_time <= alone.extra_time + 0.1
     assert distance(found, plain) < FAR["bfloat16"]
 
@@ -202,7 +202,7 @@ def test_under_xla(name):
     far = max(
         float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found_, plain_, strict=True)
     )
-    # XLA must not take a cast and the cast back for nothing.
+    # XLA must not remove a cast together with the cast back.
     assert 1e-5 < far < FAR[name]
 
 
@@ -227,8 +227,8 @@ def test_saved_plans_know_encodings(tmp_path, plain):
     first.plans[-1].save(path)
     again = in_function(network, inputs(), asking(plan=str(path), encode="int8"))
     assert again.plans[-1].schedule.stored == first.plans[-1].schedule.stored
-    # Names of ops differ where a plan was not the first that was tried, and grappler goes by names
-    # where it may add up in one order or another.
+    # Op names differ if a plan was not the first one tried. Grappler may add in another order then,
+    # as it goes by names.
     found, expected = tf.nest.flatten(again.results), tf.nest.flatten(first.results)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max())
@@ -238,7 +238,7 @@ def test_saved_plans_know_encodings(tmp_path, plain):
 
 
 def test_fit_and_its_loss_curve():
-    """Of 304 steps."""
+    """Compare losses over 304 steps."""
 
     def losses(callbacks):
         keras.utils.set_random_seed(3)
@@ -281,13 +281,13 @@ def test_the_error_is_reported():
     dropped = ms.gradient_error(lambda x: loss(tf.nn.dropout(x, 0.4)), weights, x, encode="int8")
     assert dropped.control == 0
     for none in (lambda x: x, lambda x: None, lambda x: [loss(x)]):
-        with pytest.raises(ArgumentError, match="is no scalar"):
+        with pytest.raises(ArgumentError, match="is not a scalar"):
             ms.gradient_error(none, weights, x)
-    with pytest.raises(ArgumentError, match="outside of tf.function"):
+    with pytest.raises(ArgumentError, match="call gradient_error outside of it"):
         tf.function(lambda: ms.gradient_error(loss, weights, x))()
-    with pytest.raises(ArgumentError, match="loss=3: is no function"):
+    with pytest.raises(ArgumentError, match="loss=3: is not a function"):
         ms.gradient_error(3, weights, x)
-    with pytest.raises(ArgumentError, match="(?s)variables=.*is no list"):
+    with pytest.raises(ArgumentError, match="(?s)variables=.*is not a list"):
         ms.gradient_error(loss, weights[0], x)
     with pytest.raises(ArgumentError, match="none of them has a gradient"):
         ms.gradient_error(loss, [unread], x)
@@ -311,7 +311,7 @@ def test_nothing_is_encoded_without_consent(options):
 @pytest.mark.parametrize(
     ("encode", "way_out"),
     [
-        (True, "consent"),
+        (True, "which encoding"),
         ("bfloat8", "'bfloat16'"),
         (16, "'lossless'"),
         ({"*": "lossless"}, "'bfloat16'"),

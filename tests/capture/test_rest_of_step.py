@@ -1,4 +1,4 @@
-"""What the rest of a step takes beside gradients, and plans that know of it."""
+"""The bytes that the rest of a step takes in addition to gradients, and plans that count them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Update = Callable[[list[tf.Variable], list[tf.Tensor]], None]
 
 
 def rest_of(update: _Update, *, hold: bool = False) -> Rest:
-    """What an update of the weights of some layers takes beside each gradient."""
+    """Return the bytes that an update of some weights takes in addition to each gradient."""
     weights = [tf.Variable(tf.ones([WIDTH, WIDTH])) for _ in range(LAYERS)]
     found: list[tf.Tensor] = []
 
@@ -67,8 +67,8 @@ def test_what_is_made_of_a_gradient_alone() -> None:
 
 def test_gradients_that_wait_for_all_of_them_add_up() -> None:
     rest = rest_of(_clipped)
-    # Gradients come in the order of the layers' backward pass: that of the first layer is the last.
-    # Beside each are those before it.
+    # Gradients come in the order of the layers' backward pass: the first layer's comes last. The
+    # bytes in addition to each one are the gradients before it.
     for estimate in (rest.prompt, rest.late):
         assert estimate[::-1][: LAYERS - 1] == pytest.approx(
             np.arange(LAYERS - 1) * BYTES, abs=BYTES // 8
@@ -114,8 +114,8 @@ def _plan(budget: float, clip: float | None) -> ms.Plan:
 
 @pytest.mark.parametrize("clip", [None, 1.0], ids=["alone", "clipped"])
 def test_a_budget_is_kept_where_an_optimizer_takes_most(clip: float | None) -> None:
-    """Its temporaries are of the largest weights, whose gradients come first in the backward
-    pass."""
+    """The optimizer's largest temporaries are those for the largest weights, whose gradients come
+    first in the backward pass."""
     plan = _plan(0.6, clip)
     assert plan.budget is not None
     assert plan.clones

@@ -1,5 +1,5 @@
-"""Sums: which become chains, the bits of TensorFlow's kernel in whatever order addends come, and
-few addends at a time."""
+"""Chains of sums: which sums become chains, their bits (as from TensorFlow's kernel, for any order
+of addends), and their memory of few addends at a time."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ WIDTH = 64
 
 @pytest.mark.parametrize(
     ("many", "kind"),
-    # The first numbers, which other kinds than the first are tried with, are those of several
-    # groups.
+    # The first numbers, which the fast suite tries with all dtypes, make several groups of addends.
     covering([64, 33, *reversed(range(3, 20))], ["float32", "float64", "float16", "bfloat16"]),
 )
 @pytest.mark.parametrize("in_order", [True, False])
@@ -54,12 +53,11 @@ def test_bits_are_those_of_the_kernel(many: int, in_order: bool, kind: str) -> N
         added = [sums.add(k, ops[k]) for k in made]
         chain = sums.total(position)
         with v1.Session(config=session_config()) as session:
-            # Each in a run of its own: the kernel begins with the first input that nobody else
-            # reads.
+            # Each runs alone: the kernel begins with the first input that no other op reads.
             found, expected = (session.run(one, {x: numbers}) for one in (chain, total))
     assert found.tobytes() == expected.tobytes()
     if in_order:
-        # Each addend but those that begin the sum, or a group, is added at once.
+        # Each addend is added at once, except those that begin the sum or a group.
         assert sum(op is None for op in added) == 1 + (many - 1) // 8 - (many % 8 == 1)
     assert sums.last_of(made[0], numbers.nbytes) == [chain.op]
     assert not sums.last_of(made[0], numbers.nbytes + 1)
@@ -72,7 +70,7 @@ def test_bits_of_short_sums_are_those_of_plain_training(
     many: int, sorts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Grappler sorts addends by name where its arithmetic rewriting is on."""
-    # Here they are far from the peak.
+    # These sums are far from the peak, where planners would leave them alone.
     monkeypatch.setattr(by_mode, "left_alone", lambda graph, proposal, budget: proposal)
     numbers = np.random.default_rng(many).standard_normal((64, 257)).astype(np.float32)
     outputs = []
@@ -83,7 +81,7 @@ def test_bits_of_short_sums_are_those_of_plain_training(
                 h = x
                 for _ in range(8):
                     h = tf.sin(h)
-                # Gradients are named after these.
+                # The gradients get their names from these ops.
                 used = [tf.tanh(h * (0.1 + 0.3 * k), name="hfgbecdia"[k]) for k in range(many)]
                 found = gradients(tf.add_n([tf.reduce_sum(one) for one in used]), x, **options)
                 if gradients is ms.gradients:
@@ -105,14 +103,14 @@ def test_addends_wait_until_the_last_one_is_added() -> None:
     (plan,) = ms.plans(graph)
     addend = 4 * WIDTH * WIDTH
     assert plan.peak_plain > steps * addend
-    # As the executor runs it: the states, the sum, its last group, an addend, and little else.
+    # The executor holds the states, the sum, its last group, an addend, and little else.
     assert plan.peak < steps * 2 * WIDTH * 4 + 5 * addend
     assert plan.clones == 0
 
 
 def captured(build, short_sums: bool = True):
-    """The step behind one forward tensor and what ``build`` makes of it; the total, and other
-    results."""
+    """Capture the step behind one forward tensor and the results of ``build``: the total, and
+    others."""
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [8, WIDTH])
         y = tf.tanh(x) * 2.0
@@ -130,8 +128,8 @@ def captured(build, short_sums: bool = True):
 
 
 def normalized(y):
-    """As in the gradient of a normalization: the second of three large addends is read once more,
-    on the way to the third."""
+    """Return a sum as in a normalization's gradient: of three large addends, the second is read
+    again to compute the third."""
     second = tf.sin(y)
     third = tf.reduce_sum(second) * tf.ones_like(y)
     return [tf.add_n([tf.cos(y), second, third])]
@@ -171,7 +169,7 @@ def test_sums_whose_kernel_may_begin_with_another_addend_are_left_alone(held: in
 
     def build(y):
         addends = [f(y) for f in (tf.sin, tf.cos, tf.tanh)]
-        # Read by somebody whom the sum does not wait for.
+        # Read by an op that the sum does not wait for.
         return [tf.add_n(addends), *(tf.exp(addend) for addend in addends[:held])]
 
     assert len(captured(build).graph.sums) == (held < 2)
@@ -192,7 +190,7 @@ def test_an_addend_of_two_sums_is_added_to_both() -> None:
     def grads(x, gradients, **options):
         h = tf.tanh(x)
         both = [tf.sin(h), tf.cos(h), tf.exp(h)]
-        # In the backward pass two sums share what comes from `h * h`.
+        # In the backward pass, two sums share the gradient from `h * h`.
         y = tf.reduce_sum(tf.add_n(both) * h * h) + tf.reduce_sum(tf.math.cumsum(h) * h)
         return gradients(y, [x, h], **options)
 
@@ -218,8 +216,8 @@ def test_a_chain_is_simulated_as_its_additions(graph, seed) -> None:
 
 
 def with_additions(graph: TrainingGraph, schedule: Schedule) -> tuple[TrainingGraph, Schedule]:
-    """The graph with an op for each addition of each chain, and the schedule in which these run as
-    soon as they can."""
+    """Return the graph with an op for each addition of each chain, and the schedule that runs these
+    as soon as it can."""
     reads, writes = list(graph.reads), list(graph.writes)
     producer, size = graph.producer.tolist(), graph.size.tolist()
 

@@ -1,4 +1,4 @@
-"""With an unknown batch, what is planned is about what a known one would give."""
+"""Plans for an unknown batch are about as good as plans for a known one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_layer_normalization_of_an_unknown_batch(batch):
 @pytest.mark.parametrize(
     ("width", "dropout"),
     [
-        # All rows and columns are 64: more ops might be one op with another than elsewhere.
+        # All sizes are 64, so that more ops than elsewhere might look equal.
         (64, 0.0),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
@@ -69,20 +69,20 @@ def test_a_transformer_whose_last_batch_is_smaller(width, dropout):
 
 @pytest.mark.parametrize("kind", ["weights", "examples"])
 def test_smaller_batches_take_no_more_than_plain_training_of_the_largest(kind):
-    """Gradients of weights are as large in a batch of one: what they take besides must not outgrow
-    what is saved."""
+    """Gradients of weights are as large for a batch of one. A plan's extra bytes must not outgrow
+    its savings."""
     plain, saving = fresh("tests.capture.test_unknown_shapes:measured", kind=kind)
     most = plain[max(plain)] * (1 + CHANCE)
     assert all(peak <= most for peak in saving.values())
-    # The executor's order is another in every step: 0.79 on a quiet machine, 0.801 on a busy one.
+    # The executor's order differs from step to step: 0.79 on a quiet machine, 0.801 on a busy one.
     assert kind == "weights" or saving[max(plain)] < 0.85 * plain[max(plain)]
 
 
 def measured(kind: str) -> tuple[dict[int, int], dict[int, int]]:
-    """Peaks of steps of several sizes, plain and with a plan for an assumed batch; for fresh
-    processes.
+    """Return the peaks of steps of several sizes, plain and with a plan for an assumed batch (in a
+    fresh process).
 
-    ``kind``: what most bytes belong to.
+    ``kind``: the tensors that take most of the bytes.
     """
     width, depth = {"weights": (512, 12), "examples": (64, 24)}[kind]
     layers = [keras.layers.Dense(width, activation="gelu") for _ in range(depth)]

@@ -28,7 +28,7 @@ def _loss(x, weights):
 
 
 def _step(weights, budget=None, gradients=None):
-    """A step of training with momentum, which XLA compiles."""
+    """Return a training step with momentum that XLA compiles."""
     slots = [tf.Variable(tf.zeros_like(w)) for w in weights]
 
     @tf.function(jit_compile=True, autograph=False)
@@ -59,7 +59,7 @@ def test_a_budget_is_kept_in_xlas_bytes(budget, plain):
     step = _step(_weights(), limit)
     taken = _assigned(step)
     assert taken <= (limit if budget == "bytes" else limit * plain)
-    # Most of it is used: the planner has tensors enough to choose from.
+    # The plan uses most of the budget: the planner has enough tensors to choose from.
     assert taken >= 0.7 * (limit if budget == "bytes" else limit * plain)
     (plan,) = ms.plans(step)
     assert (plan.allocated_plain, plan.allocated) == (plain, taken)
@@ -167,7 +167,7 @@ def test_variables_of_the_first_trace():
 
     step(X)
     assert ms.plans(step)[-1].assigned
-    # The trace that made them is no step; what runs was planned for.
+    # The first trace creates the variables and never runs. The plan is for the trace that runs.
     assert ms.plans(step)[-1].allocated <= 0.6 * ms.plans(step)[-1].allocated_plain
 
 
@@ -180,7 +180,7 @@ def test_what_xla_cannot_compile_has_a_budget_of_simulated_bytes():
         return [tf.reduce_sum(g * g) for g in ms.gradients(loss, weights, budget=0.6)]
 
     with pytest.warns(BudgetWarning, match=r"budget=0\.6 counts simulated bytes"):
-        # The shape of a tensor is known to XLA when the step runs.
+        # XLA knows the shape of this tensor only when the step runs.
         step.get_concrete_function(tf.TensorSpec(X.shape), tf.TensorSpec([], tf.int32))
     plan = ms.plans(step)[-1]
     assert plan.clones and not plan.assigned

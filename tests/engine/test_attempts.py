@@ -1,4 +1,4 @@
-"""A plan keeps its budget in each of the steps that are simulated, or another one is looked for."""
+"""A plan keeps its budget in each of the simulated steps, or the search looks for another plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memsaving_gradients.engine.driver import attempts
 from memsaving_gradients.engine.planning import outcome, within_limits
 
 LAYERS = 24
-#: The default planner searches so long that it is for the slow suite.
+#: The search with the default planner takes so long that it is in the slow suite.
 planners = pytest.mark.parametrize(
     "planner", ["chain", pytest.param("auto", marks=pytest.mark.slow)]
 )
@@ -33,7 +33,7 @@ def planned(budget: float, **options: Any) -> ms.Plan:
 
 
 def unlucky(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
-    """Let the worst step take so many times what steps take on average and by chance."""
+    """Let the worst step take ``factor`` times an average step's bytes and margin."""
 
     def worst(simulation: Timeline) -> int:
         return int(simulation.allocated_peak * (1 + simulation.margin) * factor)
@@ -85,8 +85,8 @@ def test_the_first_plan_leaves_room_for_what_the_executor_adds_to_plain_training
 def test_between_a_plan_that_broke_the_budget_and_one_that_leaves_much_of_it_there_may_be_a_faster(
     monkeypatch,
 ):
-    # The first plan runs with twice the bytes, and those after it as they were simulated: the
-    # second is made for less than half the budget.
+    # The first plan runs with twice its simulated bytes, later plans with just these. So the second
+    # plan is made for less than half the budget.
     runs, most = [], []
     follow = attempts.follow
 
@@ -110,7 +110,7 @@ def test_between_a_plan_that_broke_the_budget_and_one_that_leaves_much_of_it_the
     plan = planned(0.6, planner="chain")
     assert need(plan) <= plan.budget
     first = runs[0].outcome.proposal.peak
-    # What would just do, if those after it took twice the bytes as well.
+    # A plan of this size would just fit if later plans took twice their bytes as well.
     just = first * plan.budget / (2 * safe_bytes(runs[0].simulation, plan.gating))
     assert most[0] < just < most[1] < first
     kept = [run.outcome.plan for run in runs[1:] if need(run.outcome.plan) <= plan.budget]
@@ -118,8 +118,8 @@ def test_between_a_plan_that_broke_the_budget_and_one_that_leaves_much_of_it_the
 
 
 def test_the_worst_step_is_of_all_arenas():
-    """What fits exactly in one arena has a hole too small beside it in another, or one too
-    large."""
+    """Buffers that fit exactly into one arena meet a hole that is too small, or too large, in
+    another."""
     born, dies = np.array([0, 1, 2]), np.array([1, 2, 3])
     size = np.array([3 << 20, 2 << 20, 3 << 20])
     before = [5 << 19, 3 << 20, 7 << 18, 6 << 20]
@@ -140,8 +140,8 @@ def test_a_step_needs_at_least_what_it_does_on_average(planner):
 
 
 def test_fractions_are_of_no_more_than_plain_training_takes():
-    # In an arena of its own, each buffer gets a chunk that is larger than it. Here they fit into
-    # the holes that variables have left.
+    # In an arena of its own, each buffer would get a chunk larger than itself. Here the buffers fit
+    # into holes that variables have left.
     born = np.arange(3)
     buffers = born, born + 1, np.array([1_900_000, 1_450_000, 1_250_000])
     step = Timeline(np.zeros(3, np.int64), 0, buffers, persistent=(1_700_000, 2_800_000))
@@ -150,7 +150,7 @@ def test_fractions_are_of_no_more_than_plain_training_takes():
 
 
 def test_plain_gradients_within_a_budget_are_described_as_they_run():
-    # In the order of creation, all of the wide tensors would be there together.
+    # In the order of creation, all wide tensors would be alive at once.
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2**16])
         wide = [tf.repeat(x * (k + 1.0), 8) for k in range(16)]

@@ -1,4 +1,4 @@
-"""Bad input around budgets, one case of each kind: what is said, and a graph left usable."""
+"""Bad input around budgets, one case of each kind: its message, and a graph left usable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ errors = ms.errors
 
 
 class Net:
-    """A chain with a known and with an unknown batch, and one of unknown rank."""
+    """Chains with a known batch, an unknown batch, two unknown sizes, and an unknown rank."""
 
     def __init__(self) -> None:
         self.graph = tf.Graph()
@@ -66,7 +66,7 @@ def unreachable(graph: Any, limits: Limits) -> Proposal:
     return propose(graph, limits, dict.fromkeys(graph.residuals, "checkpoint"))
 
 
-# What is asked, the argument that is named, what the message says of the value, the way out it
+# The call, the argument that the message names, what it says of the value, and the way out that it
 # tells.
 CASES: dict[str, tuple[Callable[[Net], Any], str, str, str]] = {
     "zero": (lambda n: n.gradients(budget=0), "budget", "0", "is not positive"),
@@ -110,7 +110,7 @@ CASES: dict[str, tuple[Callable[[Net], Any], str, str, str]] = {
         lambda n: n.gradients(budget=0.5, checkpoints="memory"),
         "budget",
         "0.5",
-        "excludes checkpoints='memory'",
+        "cannot be combined with checkpoints='memory'",
     ),
     "with another mode": (
         lambda n: n.gradients(budget=0.5, checkpoints="collection"),
@@ -122,7 +122,7 @@ CASES: dict[str, tuple[Callable[[Net], Any], str, str, str]] = {
         lambda n: n.gradients(budget=0.5, checkpoints=["Tanh_3"]),
         "budget",
         "0.5",
-        "excludes checkpoints=('Tanh_3',)",
+        "cannot be combined with checkpoints=('Tanh_3',)",
     ),
     "with nothing kept": (
         lambda n: n.gradients(budget=0.5, checkpoints=None),
@@ -140,25 +140,25 @@ CASES: dict[str, tuple[Callable[[Net], Any], str, str, str]] = {
         lambda n: n.gradients(planner="auto", max_slowdown=1.2, checkpoints="speed"),
         "max_slowdown",
         "1.2",
-        "excludes checkpoints='speed'",
+        "cannot be combined with checkpoints='speed'",
     ),
     "slowdown with a budget": (
         lambda n: n.gradients(budget=0.5, max_slowdown=1.2),
         "max_slowdown",
         "1.2",
-        "excludes budget=0.5",
+        "cannot be combined with budget=0.5",
     ),
     "slowdown below one": (
         lambda n: n.gradients(max_slowdown=0.9),
         "max_slowdown",
         "0.9",
-        "from 1.0",
+        "at least 1.0",
     ),
     "slowdown in percent": (
         lambda n: n.gradients(max_slowdown="20%"),
         "max_slowdown",
         "'20%'",
-        "from 1.0",
+        "at least 1.0",
     ),
     "unknown planner": (
         lambda n: n.gradients(planner="chian"),
@@ -198,7 +198,7 @@ CASES: dict[str, tuple[Callable[[Net], Any], str, str, str]] = {
         lambda n: ms.gradients(n.of_two, n.two, budget="1 kB", planner=greedy, batch_size=8),
         "budget",
         "'two:0'",
-        "tf.ensure_shape; batch_size= stands for one",
+        "tf.ensure_shape; batch_size= replaces one",
     ),
     "unknown rank": (
         lambda n: ms.gradients(n.of_any, n.any, budget="1 kB", planner=greedy, batch_size=8),
@@ -242,7 +242,7 @@ CASES: dict[str, tuple[Callable[[Net], Any], str, str, str]] = {
         lambda n: ms.keras.MemorySavingGradients(device_memory="1GiB", budget=0.5),
         "device_memory",
         "'1GiB'",
-        "excludes budget=0.5",
+        "cannot be combined with budget=0.5",
     ),
     "callback: budget and mode": (
         lambda n: ms.keras.MemorySavingGradients("speed", budget=0.5),
@@ -268,7 +268,7 @@ def test_error_names_argument_value_and_way_out(net: Net, case: str) -> None:
 
 
 def edges(graph: tf.Graph) -> dict[str, list[str]]:
-    """What each op of a graph reads and waits for."""
+    """Return the inputs and control inputs of each op of a graph."""
     return {
         op.name: [t.name for t in op.inputs] + [c.name for c in op.control_inputs]
         for op in graph.get_operations()
@@ -277,7 +277,7 @@ def edges(graph: tf.Graph) -> dict[str, list[str]]:
 
 @functools.cache
 def expected() -> ms.Plan:
-    """The plan of a graph in which nothing failed."""
+    """Return the plan of a graph in which no call failed."""
     net = Net()
     with net.graph.as_default():
         net.gradients(budget=0.5)
@@ -320,7 +320,7 @@ def test_masks_are_packed_no_more_after_an_error() -> None:
         assert {name: after[name] for name in before} == before
         readers = [op for op in graph.get_operations() if op.name not in before]
         masks = [t for op in readers for t in op.inputs if "_packed" in t.name]
-        # Clones of plans that were given up stand there as well, and nobody reads them.
+        # Clones of abandoned plans stay in the graph as well, but no op reads them.
         clones = ("_packed", "_recomputed", "_held", "_gate")
         outside = [op for op in readers if not any(part in op.name for part in clones)]
         assert masks
@@ -399,8 +399,8 @@ def test_error_leaves_a_function_as_itself() -> None:
 
 
 DAMAGED: dict[str, tuple[Callable[[str], str], str]] = {
-    "cut short": (lambda text: text[: len(text) // 2], "is damaged or no plan"),
-    "empty": (lambda text: "", "is damaged or no plan"),
+    "cut short": (lambda text: text[: len(text) // 2], "is damaged or not a plan"),
+    "empty": (lambda text: "", "is damaged or not a plan"),
     "another JSON": (lambda text: json.dumps({"loss": [1, 2]}), "is not a plan"),
     "a list": (lambda text: "[1, 2]", "is not a plan"),
     "a number changed": (

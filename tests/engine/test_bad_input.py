@@ -47,7 +47,7 @@ def net() -> Net:
     return Net()
 
 
-# What is asked, the argument that is named, what the message says of the value, the way out it
+# The call, the argument that the message names, what it says of the value, and the way out that it
 # tells.
 CASES: dict[str, tuple[Callable[[Net], Any], str, str, str]] = {
     "unknown mode": (
@@ -301,7 +301,7 @@ def test_bad_option_is_reported_before_eager_execution() -> None:
 
 
 def test_error_leaves_a_function_as_itself() -> None:
-    # AutoGraph replaces errors that it does not know by its own.
+    # AutoGraph replaces errors of types that it does not know.
     @tf.function
     def f(x: tf.Tensor) -> Any:
         return ms.gradients(tf.tanh(tf.sin(x)), x, checkpoints=["nope"])
@@ -360,7 +360,7 @@ def test_nothing_to_save_warns_once_and_says_why() -> None:
         y = 2.0 * x
         with pytest.warns(errors.NothingSavedWarning, match="save no memory: "):
             first = ms.gradients(y, x)
-        # Warnings are errors here.
+        # Warnings are errors here: the second call must not warn.
         second = ms.gradients(y, x)
         with v1.Session() as session:
             for grads in (first, second):

@@ -1,5 +1,5 @@
-"""Losses on each hidden value that are branches, or loops over its rows: what they take, and that
-budgets are kept with them."""
+"""Losses on each hidden value, as branches or as loops over its rows: what they take, and budgets
+that hold with them."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def mapped(h: tf.Tensor) -> tf.Tensor:
 
 
 LOSSES = {"cond": cond, "case": case, "mapped": mapped}
-#: Parts of plain training's memory. What a branch of the case keeps for its gradient is not made
-#: again.
+#: Budgets as parts of plain training's memory. Values that a branch of `case` keeps for its
+#: gradient are not recomputed.
 BUDGETS = {"cond": 0.5, "case": 0.75, "mapped": 0.5}
-#: How many layers there are. Loops take long to plan within a budget.
+#: Losses, and the number of layers. Loops take long to plan within a budget.
 BUDGETED = [
     ("cond", 6),
     pytest.param("case", 6, marks=pytest.mark.slow),
@@ -72,8 +72,8 @@ def make_step(loss: str, depth: int, **options: Any) -> Any:
 
 
 def run(loss: str, depth: int, budget: float) -> dict[str, int]:
-    """Bytes asked for in a step without and with a budget, what plain training is said to take, and
-    the budget."""
+    """Return the bytes of a step without and with a budget, the simulated peak of plain training,
+    and the budget."""
     from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 
     x = tf.random.stateless_normal([ROWS, WIDTH], [1, 2])
@@ -82,7 +82,7 @@ def run(loss: str, depth: int, budget: float) -> dict[str, int]:
         step = make_step(loss, depth, **options)
         for _ in range(2):
             step(x)
-        # How many losses are under way at once is chance: seldom one more than simulated.
+        # The number of losses in progress is random: it is seldom one more than simulated.
         traced = [allocation_events(lambda step=step: step(x)) for _ in range(5)]
         found[name] = statistics.median(map(requested_peak, traced))
     (plan,) = ms.plans(step)
@@ -123,8 +123,8 @@ def test_what_branches_hand_to_their_gradients_has_bytes(control_flow_v2, graph)
     )
     tf.gradients(y, h)
     variants = [t for op in graph.get_operations() for t in op.outputs if t.dtype == tf.variant]
-    # The tangent alone: the sine's gradient, and that of the other branch, read what the branches
-    # were given.
+    # Only the tangent: the gradients of the sine and of the other branch read the inputs of the
+    # branches.
     assert [variant_bytes(t).fixed for t in variants] == [HIDDEN]
 
 
@@ -136,7 +136,7 @@ def test_zeros_like_a_list_are_as_many_as_it_has(control_flow_v2, graph):
 
 
 def test_a_replayed_gradient_gives_a_whole_list(control_flow_v2, graph):
-    """It is a loop over segments, in which a loop adds to all elements of the list."""
+    """The gradient is a loop over segments; a loop inside it adds to all elements of the list."""
     rows = tf.compat.v1.placeholder(tf.float32, [16, WIDTH])
     loss = tf.map_fn(lambda r: tf.reduce_sum(r * r), rows)
     with always_replayed(4):

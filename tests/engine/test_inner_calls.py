@@ -1,4 +1,4 @@
-"""Calls for gradients inside of another one, with a budget."""
+"""Calls for gradients inside of another call, with a budget."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def penalty(x, ws):
 
 
 def inside(x, ws, *, persistent):
-    """Gradients that are asked for where their own tape still records."""
+    """Return gradients that are computed while their own tape still records."""
     with tf.GradientTape(persistent=persistent) as tape:
         loss = tf.reduce_mean(network(x, ws) ** 2)
         return tape.gradient(loss, ws)
 
 
 def lonely(x, ws):
-    """A tape around gradients, of which nobody asks anything."""
+    """Return gradients computed inside of a tape that is never asked for any."""
     with tf.GradientTape():
         with tf.GradientTape() as inner:
             loss = tf.reduce_mean(network(x, ws) ** 2)
@@ -55,7 +55,7 @@ def lonely(x, ws):
 
 
 def run(function, ws, **options):
-    """Gradients as `patched` gives them, and plans; without options, TensorFlow's own."""
+    """Return the gradients under `patched` and the plans; without options, plain gradients."""
     step = tf.function(lambda x: function(x, ws), autograph=False, **options.pop("how", {}))
     if not options:
         return step(batch()), []

@@ -1,5 +1,5 @@
-"""Loops of which only the run knows how many steps they take: budgets are kept for what was told,
-and never on a guess."""
+"""Loops whose number of steps is known only at run time: budgets hold for the number that the user
+gives, and are never promised on a guess."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPECS = tf.TensorSpec([ROWS, WIDTH]), tf.TensorSpec([], tf.int32)
 
 
 def looping(x: tf.Tensor, n: tf.Tensor) -> tf.Tensor:
-    """``n`` steps, of four residuals each."""
+    """Return the sum of the result of ``n`` steps, which have four residuals each."""
 
     def body(i: tf.Tensor, h: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         for _ in range(4):
@@ -113,7 +113,7 @@ def test_loops_without_residuals_need_not_be_told() -> None:
 
 
 def test_a_graph_forgets_what_was_told_of_another() -> None:
-    """A function that two steps call is planned for by each of them."""
+    """Two steps call one function, and each of them makes its own plan for it."""
 
     def of(x: tf.Tensor, n: tf.Tensor) -> Any:
         return tf.gradients(called(x, n), x)
@@ -123,7 +123,7 @@ def test_a_graph_forgets_what_was_told_of_another() -> None:
 
 
 def measured(loops: str, told: int, budget: int) -> dict[int, int]:
-    """Peaks of several numbers of steps, by number; for fresh processes."""
+    """Return the peaks by number of steps (in a fresh process)."""
     ours = step(budget=budget, loop_steps=told, loops=loops)
     x = tf.zeros([ROWS, WIDTH])
     return {

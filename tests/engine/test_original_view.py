@@ -16,7 +16,7 @@ from graph_tools.editing.rewiring import Rewiring
 
 
 def test_second_order_in_a_branch_with_respect_to_a_recomputed_tensor() -> None:
-    # In a branch TensorFlow walks on into the graph around it, which was rewritten.
+    # In a branch, TensorFlow also differentiates the outer graph, which was rewritten.
     def slopes(x: tf.Tensor, gradients: Any) -> Any:
         y = x
         for _ in range(16):
@@ -66,8 +66,8 @@ def _nested(h: tf.Tensor) -> tf.Tensor:
 @pytest.mark.parametrize("options", [{}, {"checkpoints": None}], ids=str)
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 def test_contexts_nest(part: Any, options: dict[str, Any]) -> None:
-    """TensorFlow differentiates a call, a branch or a loop in the middle of its walk through the
-    graph around it."""
+    """TensorFlow differentiates a call, a branch or a loop while it walks through the outer
+    graph."""
 
     def slopes(x: tf.Tensor, gradients: Any) -> Any:
         y = part(tf.tanh(tf.sin(x)))

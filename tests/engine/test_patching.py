@@ -40,7 +40,7 @@ def taped(x: tf.Tensor) -> tf.Tensor:
 
 
 def compare(function: Callable[..., Any], *args: Any, **options: Any) -> tuple[ms.Plan, ...]:
-    """``function`` gives the same under a patch as without; the plans that were used."""
+    """Check that ``function`` gives the same results under a patch; return the plans used."""
     plain = tf.function(function)(*args)
     saving = tf.function(function)
     with ms.patched(**options):
@@ -56,7 +56,7 @@ def compare(function: Callable[..., Any], *args: Any, **options: Any) -> tuple[m
     return ms.plans(saving)
 
 
-# --- what is covered
+# --- the covered kinds of gradients
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_ragged_xs_of_tf_gradients() -> None:
     assert compare(f, data())
 
 
-# --- higher orders and what stays plain
+# --- higher orders, and gradients that stay plain
 
 
 @pytest.mark.parametrize("parallel", [True, False], ids=["vectorized", "loop"])
@@ -458,8 +458,8 @@ def test_eager_is_plain_where_that_was_asked() -> None:
 
 
 def through_python(x: tf.Tensor) -> tf.Tensor:
-    """Gradients through a function of Python's, which TensorFlow differentiates eagerly, and which
-    computes gradients itself."""
+    """Return gradients through a Python function, which TensorFlow differentiates eagerly, and
+    which computes gradients itself."""
 
     def slope_of_square(h: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
@@ -487,11 +487,11 @@ def test_eager_code_of_another_thread_is_left_alone() -> None:
     plain = taped(data())
     with ms.patched(), ThreadPoolExecutor(1) as pool:
         np.testing.assert_array_equal(pool.submit(taped, data()).result(), plain)
-        # The block itself asks for gradients, too.
+        # The patched block asks for gradients as well.
         tf.function(taped, autograph=False)(data())
 
 
-# --- a block that nothing is traced in
+# --- a block in which nothing is traced
 
 
 def test_function_that_was_traced_before_is_said() -> None:

@@ -1,4 +1,4 @@
-"""Lists of checkpoints under a patch, where several gradient computations take what is theirs."""
+"""Lists of checkpoints under a patch: each of several computations takes its own tensors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The executor takes hardly more bytes than the schedules that it is made to follow: what may run
-early, or beside other ops, waits where that would add to the peak."""
+"""The executor takes hardly more bytes than the schedules that it has to follow: ops that could run
+early, or in parallel with others, wait where they would add to the peak."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import memsaving_gradients as ms
 from benchmarks.networks import build
 from memsaving_gradients.engine.driver import attempts
 
-#: Of the peak of a schedule; chunks are not in it.
+#: The largest peak of the executor, as a share of the schedule's; chunks are not counted.
 MOST = 1.05
 
 
 @pytest.fixture
 def followed(monkeypatch) -> list[float]:
-    """The executor's peaks, as shares of those of the schedules that were followed."""
+    """Return a list of the executor's peaks, as shares of the peaks of the schedules followed."""
     found: list[float] = []
     follow = attempts.follow
 
     def noted(site, outcome):
         result = follow(site, outcome)
         if not outcome.estimate:
-            # Later estimates leave out a part of what the rest of the step takes.
+            # Later estimates leave out a part of the bytes of the rest of the step.
             found.append(result.simulation.peak / outcome.proposal.peak)
         return result
 
@@ -32,7 +32,7 @@ def followed(monkeypatch) -> list[float]:
 
 
 def test_what_two_convolutions_may_be_merged_with_is_waited_for(followed):
-    """Where a block begins with a projection, its sum reads two convolutions."""
+    """If a block begins with a projection, its sum reads two convolutions."""
     network = build("cifar_resnet", blocks=2, batch=2, image=16, width=8)
     variables = list(network.variables)
 
@@ -50,9 +50,9 @@ def test_what_two_convolutions_may_be_merged_with_is_waited_for(followed):
 
 
 def growing(rows: int, dense: int):
-    """A step of Adam for layers whose weights grow as their images shrink, and its images.
+    """Return a step of Adam for layers whose weights grow as their images shrink, and its images.
 
-    ``dense``: how many layers of a thousand units come last.
+    ``dense``: the number of layers of a thousand units at the end.
     """
     shapes = [(3, 3, min(8 * 2**k, 256), min(16 * 2**k, 256)) for k in range(7)]
     shapes += [(256, 1024), (1024, 1024)][:dense]
@@ -86,7 +86,7 @@ def growing(rows: int, dense: int):
     ("budget", "rows", "dense"), [(0.7, 4, 0), (0.7, 4, 1), (0.7, 4, 2), (0.6, 8, 0), (0.6, 8, 1)]
 )
 def test_large_gradients_are_used_one_by_one(followed, budget, rows, dense):
-    """Also where a schedule has room: many of them, or one and the next clones, would fill it."""
+    """Gradients do not fill a schedule's room: many of them, or one and the next clones, would."""
     step, images = growing(rows, dense)
     with ms.patched(budget=budget):
         step.get_concrete_function(images)

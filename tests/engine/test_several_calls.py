@@ -1,6 +1,6 @@
-"""Several calls for gradients in one step: in a function they keep the budget together; in a
-graph, of which nobody says when it is complete, each does, and what they do not keep together is
-said."""
+"""Several calls for gradients in one step. In a function, they keep the budget together. In a
+graph, which has no known end, each call keeps it alone, and a warning says what they exceed
+together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tower(x: tf.Tensor) -> tf.Tensor:
 
 
 def both(budget: int, *, second: int | None = None, **options) -> list[tf.Tensor]:
-    """Gradients of two towers that have nothing in common."""
+    """Return the gradients of two towers that have nothing in common."""
     xs = [v1.placeholder(tf.float32, [2**14]) for _ in range(2)]
     ys = [tower(x) for x in xs]
     budgets = budget, budget if second is None else second
@@ -72,7 +72,7 @@ def peaks_together() -> tuple[int, int, int]:
     @tf.function(autograph=False)
     def step(a, b):
         ys = tower(a), tower(b)
-        # One core would run one call after the other.
+        # Otherwise, one call would run after the other on one core.
         with tf.control_dependencies(ys):
             seed = tf.identity(1.0)
         return [

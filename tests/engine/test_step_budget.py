@@ -1,5 +1,4 @@
-"""A budget is that of a step: what its calls for gradients, and all that it does besides, take
-together."""
+"""A budget is the whole step's: its calls for gradients and all its other ops keep it together."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ def descend(ws: Weights, grads: Sequence[tf.Tensor]) -> None:
 
 
 def microbatches(x: tf.Tensor, ws: Weights) -> Any:
-    """Gradients of four parts, one after the other, which need nothing of one another."""
+    """Train on four parts in turn, whose gradients do not depend on one another."""
     total = [tf.zeros_like(w) for w in ws]
     for part in tf.split(x, 4):
         with tf.GradientTape() as tape:
@@ -58,7 +57,7 @@ def microbatches(x: tf.Tensor, ws: Weights) -> Any:
 
 
 def sharpness(x: tf.Tensor, ws: Weights) -> Any:
-    """Variables that move between two calls, the second of which sees where they are."""
+    """Move variables between two calls; the second call reads the moved variables."""
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(network(x, ws) ** 2)
     moves = [0.05 * g / (tf.norm(g) + 1e-6) for g in tape.gradient(loss, ws)]
@@ -74,7 +73,7 @@ def sharpness(x: tf.Tensor, ws: Weights) -> Any:
 
 
 def adversarial(x: tf.Tensor, ws: Weights) -> Any:
-    """Two calls with a forward pass in common, and an update between them."""
+    """Make two calls that share a forward pass, with an update between them."""
     first, second = ws[: LAYERS // 2], ws[LAYERS // 2 :]
     with tf.GradientTape(persistent=True) as tape:
         hidden = network(x, first)
@@ -88,7 +87,7 @@ def adversarial(x: tf.Tensor, ws: Weights) -> Any:
 
 
 def beside_a_small_one(x: tf.Tensor, ws: Weights) -> Any:
-    """A call of which nothing can be lowered, and a large one."""
+    """Make a call that no plan can lower, and a large call."""
     with tf.GradientTape() as tape:
         scale = tf.reduce_sum(x[:8] @ ws[0])
     small = tape.gradient(scale, ws[:1])
@@ -99,7 +98,7 @@ def beside_a_small_one(x: tf.Tensor, ws: Weights) -> Any:
 
 
 def second_order(x: tf.Tensor, ws: Weights) -> Any:
-    """Two calls of ``tf.gradients``, the second of which differentiates the first."""
+    """Make two calls of ``tf.gradients``; the second one differentiates the first."""
     y = network(x, ws)
     (slope,) = tf.gradients(y, x)
     loss = tf.reduce_mean(slope**2) + tf.reduce_mean(y**2)
@@ -107,7 +106,7 @@ def second_order(x: tf.Tensor, ws: Weights) -> Any:
 
 
 def looped(x: tf.Tensor, ws: Weights) -> Any:
-    """A loop whose steps read a variable, which the step updates."""
+    """Train a loop whose steps read a variable that the training step updates."""
     w = ws[0]
     with tf.GradientTape() as tape:
         state = x
@@ -123,7 +122,7 @@ def looped(x: tf.Tensor, ws: Weights) -> Any:
 
 
 def weighted_by_a_later_one(x: tf.Tensor, ws: Weights) -> Any:
-    """Gradients that need the loss of the last call, with a call of its own between the two."""
+    """Make a call that needs the loss of the last call, with another call between the two."""
     first, last = (tf.reduce_mean((network(x + k, ws) - k) ** 2) for k in range(2))
     grads = tf.gradients(first, ws, grad_ys=last)
     other = tf.reduce_mean((network(x + 2, ws) - 1) ** 2)
@@ -134,7 +133,7 @@ def weighted_by_a_later_one(x: tf.Tensor, ws: Weights) -> Any:
 
 
 def noisy(x: tf.Tensor, ws: Weights) -> Any:
-    """Three calls, whose forward passes keep random numbers."""
+    """Make three calls whose forward passes keep random numbers."""
     total = [tf.zeros_like(w) for w in ws]
     for call in range(3):
         with tf.GradientTape() as tape:
@@ -150,7 +149,7 @@ def noisy(x: tf.Tensor, ws: Weights) -> Any:
 
 
 def with_momenta(x: tf.Tensor, ws: Weights) -> Any:
-    """Two calls, and momenta that are decayed while their gradients are made."""
+    """Make two calls, and decay momenta while their gradients are computed."""
     found = []
     for k in range(2):
         with tf.GradientTape() as tape:
@@ -163,7 +162,7 @@ def with_momenta(x: tf.Tensor, ws: Weights) -> Any:
 
 
 def run(function: Step, budget: float | str | None) -> tuple[list[Any], tuple[ms.Plan, ...]]:
-    """Results of two steps and the variables after them, and plans."""
+    """Return the results of two steps, the variables after them, and the plans."""
     ws = weights()
     step = tf.function(lambda x: function(x, ws), autograph=False)
     found = []
@@ -174,7 +173,7 @@ def run(function: Step, budget: float | str | None) -> tuple[list[Any], tuple[ms
 
 
 def check(function: Step, budget: float | str) -> tuple[ms.Plan, ...]:
-    """Plans with which a step keeps its budget, and gives TensorFlow's own results."""
+    """Check that a step keeps its budget with TensorFlow's own results; return its plans."""
     found, plans = run(function, budget)
     for mine, theirs in zip(found, run(function, None)[0], strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -246,7 +245,7 @@ def test_a_budget_that_the_calls_do_not_keep_together_names_one_that_they_keep()
 
 
 def test_what_no_plan_keeps_is_refused_soon() -> None:
-    """Calls that follow their plans of least memory are planned for once more, not five times."""
+    """Calls with their plans of least memory are planned once more, not five times."""
     asked: list[int | None] = []
 
     def counting(graph: TrainingGraph, limits: Limits) -> Proposal:
@@ -310,7 +309,7 @@ def test_a_function_whose_end_is_not_told_is_planned_at_once() -> None:
 
 
 def looped_microbatches(x: tf.Tensor, ws: Weights) -> Any:
-    """Microbatches in a loop, of which TensorFlow would run several steps at once."""
+    """Sum gradients of microbatches in a loop; TensorFlow would run several steps at once."""
     rows = ROWS // 4
 
     def add(k: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -336,7 +335,7 @@ def test_steps_of_a_loop_that_keep_a_budget_run_one_at_a_time() -> None:
 
 
 def fixed_point(x: tf.Tensor, ws: Weights) -> Any:
-    """A loop at the peak of the step, whose steps compute a slope that no step changes."""
+    """Run a loop at the peak of the step, whose steps compute a slope that no step changes."""
     with tf.GradientTape() as tape:
         y = network(x, ws)
         loss = tf.reduce_sum(y**2)
@@ -354,7 +353,7 @@ def test_steps_of_a_loop_run_ahead_where_the_budget_has_room(budget: float, para
     ws = weights()
     step = tf.function(lambda x: fixed_point(x, ws), autograph=False)
     with ms.patched(budget=budget), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ms.errors.PlanNote)  # The larger budget is met as it is.
+        warnings.simplefilter("ignore", ms.errors.PlanNote)  # plain training fits the larger one
         graph = step.get_concrete_function(batch()).graph
     (loop,) = (op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
     assert loop.get_attr("parallel_iterations") == parallel
@@ -365,7 +364,7 @@ def test_a_loop_that_waits_gives_the_same() -> None:
 
 
 def test_what_stands_for_gradients_is_where_they_are():
-    """Strategies that train on several workers ask gradients for their devices."""
+    """Strategies that train on several workers read the devices of gradients."""
     ws = weights()
 
     def devices(gradients):

@@ -1,4 +1,4 @@
-"""From names to tensors."""
+"""Tensors selected by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 
 
 def select(ys: tf.Tensor, xs: object, *spec: object) -> list[str]:
-    """Names of what ``spec`` selects."""
+    """Return the names of the tensors that ``spec`` selects."""
     graph = ys.graph
     tensors = resolve(graph, len(graph.get_operations()), spec, [ys], tf.nest.flatten(xs))
     return [t.name for t in tensors]
@@ -22,8 +22,8 @@ def select(ys: tf.Tensor, xs: object, *spec: object) -> list[str]:
 
 @pytest.fixture
 def graph() -> tf.Graph:
-    """``x → block1 → block2 → y``, with a skip, a stopped branch, integers and something
-    unrelated."""
+    """Return ``x → block1 → block2 → y``, with a skip, a stopped branch, integers and an unrelated
+    op."""
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [8], name="x")
         w = v1.get_variable("w", [8], use_resource=True)
@@ -147,7 +147,7 @@ def test_overridden_gradient_counts() -> None:
 
 
 def test_second_computation_sees_the_graph_as_built() -> None:
-    # In the rewired graph, the first gradient reads a clone of the tensor that is named.
+    # In the rewired graph, the first gradient reads a clone of the named tensor.
     with tf.Graph().as_default():
         x = y = v1.placeholder(tf.float32, [1000])
         for _ in range(16):
@@ -168,8 +168,8 @@ def test_readers_in_another_backward_pass_do_not_make_an_output() -> None:
 
 
 class Scopes:
-    """Keras enters the scope of a layer before it calls it, so that its ops stand in a scope with a
-    number."""
+    """Layers as Keras calls them: it enters a layer's scope before the call as well, so that the
+    ops of the call are in a scope with a number."""
 
     @staticmethod
     def keras(*layers: str) -> tuple[tf.Tensor, tf.Tensor]:

@@ -1,5 +1,4 @@
-"""What the rest of a step takes beside its gradients is known when the graph is complete, and
-counts."""
+"""The bytes that the rest of a step takes are known when the graph is complete, and count."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from tests.helpers.versions import needs_keras
 
 BudgetWarning = ms.errors.BudgetWarning
 WIDTH = 128
-#: In smaller models their updates take more than a budget leaves.
+#: In smaller models, these optimizers' updates take more than a budget leaves.
 LAYERS = {"RMSprop": 16, "Muon": 16}
 
 
@@ -53,7 +52,7 @@ def fit(optimizer: keras.optimizers.Optimizer, budget: float | str, layers: int 
 
 
 def each_optimizer(*fast: str) -> list[Any]:
-    """Parameters: the names of all optimizers; ``fast``: those of the fast suite."""
+    """Return the names of all optimizers as parameters; all but ``fast`` are in the slow suite."""
     return [
         pytest.param(
             name,
@@ -84,7 +83,7 @@ def test_the_least_budget_counts_what_the_optimizer_takes() -> None:
 
 
 def returning_all(**settings: Any) -> None:
-    """A step whose gradients take more than its activations, and are all returned."""
+    """Trace a step that returns all its gradients, which take more than its activations."""
     weights = [tf.Variable(tf.zeros([WIDTH, WIDTH])) for _ in range(12)]
 
     @tf.function(autograph=False)
@@ -118,7 +117,7 @@ def test_an_optimizer_that_waits_for_its_gradients_is_worth_no_word(budget: floa
 
 
 def patched_step(held: bool) -> None:
-    """A traced step in which a tensor as large as all others together may live to the end."""
+    """Trace a step in which one tensor, as large as all others together, may live to the end."""
     x = tf.zeros([2**16])
 
     @tf.function(autograph=False)

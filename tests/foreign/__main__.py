@@ -1,12 +1,11 @@
-"""Run the tests that Keras ships plain and with gradients that recompute: what ``make
-test-foreign`` does.
+"""Run the tests that Keras ships, plain and with gradients that recompute (``make test-foreign``).
 
     python -m tests.foreign [--workers 2] [--only layers/rnn] [--modes recompute,budget] [--results
     FOLDER]
 
-It goes on where it was stopped: only results of other versions, or of another state of this
-library, are made anew. The second mode of ``--modes`` leaves out tests that asked for no gradients
-in the first. A test that fails in one mode only is tried once more by itself, and counts if it
+A run continues where it was stopped: it repeats only results of other versions, or of another state
+of this library. Further modes of ``--modes`` leave out tests that asked for no gradients in the
+first. A test that fails, but passes plain, is tried once more in another process, and counts if it
 fails again. The exit code is 1 if no limit explains such a failure (`tests.foreign.known`).
 """
 
@@ -59,7 +58,7 @@ class Run:
         return "\n".join(lines)
 
     def found(self, files: Iterable[Path], modes: Iterable[str]) -> dict[str, dict[str, Result]]:
-        """All results, by mode and by name."""
+        """Return all results, by mode and by name."""
         return {
             mode: {
                 test: result
@@ -70,7 +69,7 @@ class Run:
         }
 
     def again(self, mode: str, failed: Sequence[Failure]) -> None:
-        """Try tests of one file once more, in a process of their own; what comes of it counts."""
+        """Try tests of one file once more, in a process of their own; the new results count."""
         file = self.root / failed[0].test.partition("::")[0]
         written = self._written(file, mode)
         alone = written.with_suffix(".again.jsonl")
@@ -85,7 +84,7 @@ class Run:
 
 
 def main() -> int:
-    """Run all, and say how it went."""
+    """Run all tests, print the verdict, and return the exit code."""
     options = _options()
     root = (options.root or suite.keras_sources()).resolve()
     folders = suite.FOLDERS if options.root is None else (".",)
@@ -152,8 +151,8 @@ def _modes(text: str) -> list[str]:
 
 
 def _set_environment(cache: Path) -> None:
-    """What the processes inherit: Keras on TensorFlow, with the settings and data of nobody, and
-    this library from anywhere."""
+    """Set the environment of the processes: Keras on TensorFlow, without the settings and data of a
+    user, and a path to this library."""
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ["KERAS_HOME"] = str(cache / "keras")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

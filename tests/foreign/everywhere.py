@@ -1,10 +1,10 @@
-"""All that a test traces has gradients that recompute, and each ``fit`` has the callback.
+"""Recomputing gradients in all graphs that a test traces, and the callback in each ``fit``.
 
-Eager gradients are left alone, as they are under the callback:
-`memsaving_gradients.patching.scoped` does that, where `memsaving_gradients.patched` would raise an
-error. A budget that is too small is no fault: the gradients get the least budget that the error
-names, and if plain training is what takes least in the allocator's chunks, as in networks of a few
-bytes, a plan without a budget. Loops are replayed however few steps they have.
+Eager gradients stay unchanged, as with the callback: `memsaving_gradients.patching.scoped` ignores
+them, where `memsaving_gradients.patched` would raise an error. A refused budget is no failure: the
+gradients get the least budget that the error names. In networks of a few bytes, plain training may
+take the fewest chunks of the allocator; then the gradients get a plan without a budget. Loops are
+replayed however few steps they have.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["everywhere"]
 
 @contextmanager
 def everywhere(options: Mapping[str, Any] | None) -> Iterator[Tally]:
-    """``options`` for all gradients that are traced inside, which are counted; ``None``:
+    """Use ``options`` for all gradients that are traced inside, and count these; ``None``:
     TensorFlow's own gradients."""
     tally = Tally()
     with ExitStack() as stack:
@@ -53,9 +53,9 @@ def everywhere(options: Mapping[str, Any] | None) -> Iterator[Tally]:
 
 @contextmanager
 def _within_the_least_budget(tally: Tally) -> Iterator[None]:
-    """Calls whose budget is refused get the least one, or a plan without a budget.
+    """Give calls whose budget is refused the least budget, or a plan without a budget.
 
-    The tape was asked before, and is not to be asked twice: what is built is planned for anew.
+    A tape can be asked only once, and was asked before. So its ops are planned again.
     """
     at_once, with_step = differentiate.save_memory, step_budget._plan_on
 
@@ -84,16 +84,16 @@ def _tried(plan: Callable[[Callable[[Call], Call]], Any], options: Options, tall
         tally.infeasible += 1
         least = error.fraction
     if least < 1:
-        # In the time that there is, it may not be found again.
+        # The search may not find it again within its time.
         with suppress(BudgetError):
             return plan(lambda call: replace(call, options=replace(options, budget=least)))
-    # What takes least in bytes, if not in chunks.
+    # The plan of the least bytes, even if plain training takes fewer chunks.
     unlimited = replace(options, budget=None)
     return plan(lambda call: replace(call, options=unlimited, mode="memory", kept=[]))
 
 
 def _trainer() -> Any:
-    """The class whose ``fit`` all models of Keras have; ``None``: the test did without Keras, or on
+    """Return the class that defines the ``fit`` of Keras models; ``None`` without Keras, or on
     another backend."""
     if "keras" not in sys.modules:
         return None
@@ -132,7 +132,7 @@ def _with_ours(callbacks: Any, options: Mapping[str, Any]) -> Any:
     from memsaving_gradients.keras import MemorySavingGradients
 
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        # It belongs to the test. The step is traced with the options all the same.
+        # The list belongs to the test. The step is traced with the options nevertheless.
         return callbacks
     listed = [one for one in keras.tree.flatten(callbacks) if one is not None]
     if any(isinstance(one, MemorySavingGradients) for one in listed):
@@ -141,7 +141,7 @@ def _with_ours(callbacks: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _size(weight: Any) -> float:
-    """The mean of the absolute numbers of a weight; 0 of what is not trained by numbers, such as
+    """Return the mean of the absolute values of a weight; 0 if it is not of floating type, such as
     the state of random generators."""
     if "float" not in str(weight.dtype):
         return 0.0

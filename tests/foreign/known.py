@@ -1,5 +1,5 @@
-"""Tests that pass plain and cannot pass with gradients that recompute, each for a limit that the
-documentation has."""
+"""Tests that pass plain and cannot pass with gradients that recompute, each because of a documented
+limit."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["KNOWN", "Known", "is_known"]
 
 @dataclass(frozen=True)
 class Known:
-    """Tests that fail for a limit.
+    """Tests that fail because of a limit.
 
     Attributes
     ----------
     tests
-        A pattern of their names, as pytest has them.
+        A pattern of their names in pytest.
     limit
-        A part of the line of ``docs/limits.md`` that says so.
+        A part of the line of ``docs/limits.md`` about the limit.
     modes
-        Where they fail.
+        The modes in which they fail.
     """
 
     tests: str

@@ -1,4 +1,4 @@
-"""How foreign tests are run: plain, with all that can be recomputed, and within a budget."""
+"""Modes of foreign tests: plain, with recomputation wherever possible, and within a budget."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 __all__ = ["MODES", "PATCHED", "PLAIN", "options_of"]
 
 PLAIN = "plain"
-#: With gradients that recompute.
+#: Modes with gradients that recompute.
 PATCHED = ("recompute", "budget")
 MODES = (PLAIN, *PATCHED)
 
 
 def options_of(mode: str, planning_seconds: float) -> dict[str, Any] | None:
-    """What is asked of each gradient computation; ``None``: nothing, it stays TensorFlow's."""
+    """Return the options of each gradient computation; ``None``: it stays TensorFlow's own."""
     if mode == PLAIN:
         return None
     if mode == "recompute":

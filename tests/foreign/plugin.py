@@ -2,9 +2,9 @@
 
     pytest -c /dev/null -p tests.foreign.plugin --foreign recompute FILE ...
 
-Each test is run with `tests.foreign.everywhere` in force and from the same seeds, so that modes see
-the same numbers. With ``--foreign-results`` its outcome is written to a file, and tests that have
-one there are left out.
+Each test runs inside of `tests.foreign.everywhere`, from the same seeds, so that all modes see the
+same numbers. With ``--foreign-results`` its outcome is written to a file, and tests with an outcome
+there are left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["pytest_addoption", "pytest_runtest_protocol"]
 _TALLY = pytest.StashKey[Tally]()
 _REPORTS = pytest.StashKey[list[pytest.TestReport]]()
 _TOTALS = pytest.StashKey[dict[str, int]]()
-#: Names of tests whose arguments are functions have their addresses.
+#: If arguments of tests are functions, the names of the tests contain their addresses.
 _ADDRESS = re.compile("0x[0-9a-f]+")
 
 
@@ -62,8 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    # Keras' tests of trainers import JAX before they ask for the backend. Tests that use it fail,
-    # in all modes.
+    # Keras' tests of trainers import JAX before they check the backend. Tests that use JAX fail in
+    # all modes.
     missing = [name for name in ("jax",) if importlib.util.find_spec(name) is None]
     sys.modules.update({name: types.ModuleType(name) for name in missing})
     try:
@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _name(item: pytest.Item) -> str:
-    """What pytest calls a test, in every process."""
+    """Return pytest's name of a test, which is the same in every process."""
     return _ADDRESS.sub("0x", item.nodeid)
 
 
@@ -127,7 +127,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """The same numbers in all modes, for tests, too, that ask NumPy for others each time."""
+    """Draw the same numbers in all modes, even in tests that call ``np.random.seed()``."""
     seed = np.random.seed
     random.seed(1)
     seed(1)

@@ -1,8 +1,8 @@
-"""One process for each file of tests and mode, forked from one that has imported TensorFlow and
-computed nothing (see `tests.helpers.fresh`).
+"""One process for each file of tests and mode, forked from a process that has imported TensorFlow
+and computed nothing (see `tests.helpers.fresh`).
 
-A process that dies, or hangs in a test for longer than `SECONDS`, is followed by another one for
-the tests after that.
+If a process dies, or hangs in a test for longer than `SECONDS`, another one runs the remaining
+tests.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.helpers.fresh import context
 
 __all__ = ["run_tests"]
 
-#: What ends a test that hangs: ten times what the longest takes on a quiet machine.
+#: Seconds before a test that hangs is ended: ten times the longest on a quiet machine.
 SECONDS = 600.0
 
-#: No settings and plugins but what is given, so that tests run the same wherever they lie, and
-#: begin soon: plugins take a second to import, and looking for exceptions in what is thrown away
-#: takes another one.
+#: No other settings and plugins, so that tests run the same in every folder, and begin soon: an
+#: import of plugins takes a second, and a search of discarded objects for exceptions takes another
+#: one.
 _CONFIGURATION = (
     *("-c", os.devnull, "-q", "--tb=long", "-rfE", "--disable-plugin-autoload"),
     *("-p", "no:cacheprovider", "-p", "no:unraisableexception"),
@@ -34,10 +34,10 @@ _CONFIGURATION = (
 def run_tests(
     tests: Sequence[str], root: Path, mode: str, written: Path, seconds: float = SECONDS
 ) -> None:
-    """Run the tests (files, or names as pytest has them) that ``written`` has no results of."""
+    """Run the tests (files, or pytest's names) that have no results in ``written``."""
     arguments = [*_CONFIGURATION, "--rootdir", str(root), "-p", "tests.foreign.plugin"]
     arguments += ["--foreign", mode, "--foreign-results", str(written)]
-    # Where an argument is a function, pytest's own name has its address: all of them are run.
+    # If an argument is a function, pytest's name has its address: run the test with all arguments.
     chosen = (test.partition("[")[0] if "0x" in test else test for test in tests)
     arguments += [str(root / test) for test in dict.fromkeys(chosen)]
     while True:
@@ -56,7 +56,7 @@ def run_tests(
 
 
 def _wait(process: BaseProcess, written: Path, seconds: float) -> str:
-    """How the process died, if it did; nothing if it came to its end."""
+    """Return how the process died; ``""`` if it ended normally."""
     while process.is_alive():
         process.join(0.1)
         if process.is_alive() and time.time() - written.stat().st_mtime > seconds:
@@ -64,16 +64,16 @@ def _wait(process: BaseProcess, written: Path, seconds: float) -> str:
             process.join()
             return f"did not end within {seconds:g} seconds"
     code = process.exitcode or 0
-    # Other codes of pytest's are of errors of its own, or of a plugin.
+    # Other exit codes of pytest mean an error of its own, or of a plugin.
     return "" if code in (0, 1, 5) else f"the process ended early, with exit code {code}"
 
 
 def _pytest(arguments: list[str], log: str) -> None:
-    """Run in a process of its own."""
+    """Run pytest, in a process of its own."""
     with open(log, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     import pytest
 
-    # Without what Python does at its end, which may wait for threads of TensorFlow.
+    # Skip Python's cleanup at exit, which may wait for threads of TensorFlow.
     os._exit(pytest.main(arguments))

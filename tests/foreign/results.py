@@ -1,5 +1,5 @@
-"""What became of tests, in a file with a line for each, written as they end: a process that dies
-loses only the test that it was in."""
+"""Outcomes of tests in a file, one line each, written as the tests end: if a process dies, only the
+outcome of its current test is lost."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["Result", "begin", "note", "read"]
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one test.
+    """The outcome of one test.
 
     Attributes
     ----------
     outcome
-        ``"passed"``, ``"failed"``, ``"skipped"``; ``"began"``: the process died in it.
+        ``"passed"``, ``"failed"``, ``"skipped"``; ``"began"``: the test runs, or its process died.
     seconds
-        How long it took.
+        Duration of the test.
     asked, planned, rewired, infeasible
         See `tests.foreign.tally.Tally.counts`.
     trained
         See `tests.foreign.tally.Tally`.
     error
-        What a failure printed.
+        Report of a failure.
     """
 
     outcome: str
@@ -39,9 +39,9 @@ class Result:
 
 
 def begin(file: Path, key: str) -> None:
-    """Start a file of results, or go on with it; ``key`` says what they depend on.
+    """Start a file of results, or continue it; ``key`` names everything that they depend on.
 
-    Results of another key are removed, and tests that were interrupted are run again.
+    Results with another key, and results of interrupted tests, are removed.
     """
     ended = {}
     if file.exists() and _key(file) == key:
@@ -53,13 +53,13 @@ def begin(file: Path, key: str) -> None:
 
 
 def note(file: Path, test: str, result: Result) -> None:
-    """Write what became of ``test``, in place of what was written before."""
+    """Write the outcome of ``test``, which replaces an earlier one."""
     with file.open("a") as lines:
         lines.write(json.dumps({"test": test, **asdict(result)}) + "\n")
 
 
 def read(file: Path) -> dict[str, Result]:
-    """What became of the tests, by name."""
+    """Return the outcomes of the tests, by name."""
     if not file.exists():
         return {}
     found = {}
@@ -67,7 +67,7 @@ def read(file: Path) -> dict[str, Result]:
         try:
             entry = json.loads(line)
         except json.JSONDecodeError:
-            # The process died while it wrote.
+            # The process died while it wrote this line.
             continue
         test = entry.pop("test")
         found[test] = Result(**entry)

@@ -1,5 +1,5 @@
-"""The tests that Keras' wheel ships, and where results are kept: all that is differentiated first,
-the rest of its files not at all."""
+"""The tests that Keras' wheel ships, and the places of their results. Folders without gradients are
+left out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["FOLDERS", "files_of", "keras_sources", "key_of", "written_to"]
 
 LIBRARY = Path(__file__).resolve().parents[2]
 
-#: Folders of Keras whose tests differentiate, in the order in which they are run.
+#: Folders of Keras whose tests differentiate, in the order of the run.
 FOLDERS = (
     *("layers/rnn", "trainers", "callbacks", "optimizers", "models", "layers/attention"),
     *("layers/convolutional", "layers/normalization", "layers/core", "losses", "saving"),
@@ -26,15 +26,15 @@ FOLDERS = (
 
 
 def keras_sources() -> Path:
-    """The folder in which Keras lies, without an import of it."""
+    """Return the folder of Keras' sources, without importing Keras."""
     found = importlib.util.find_spec("keras")
     assert found is not None and found.origin is not None
     return Path(found.origin).parent / "src"
 
 
 def files_of(root: Path, folders: Iterable[str], only: Iterable[str] = ()) -> list[Path]:
-    """Files of tests in ``folders`` of ``root``, in that order; ``only``: those with one of these
-    in their names."""
+    """Return files of tests in ``folders`` of ``root``, in that order; ``only``: files with one of
+    these in their names."""
     patterns = list(only)
     found = [file for folder in folders for file in sorted((root / folder).rglob("*_test.py"))]
     return [
@@ -45,12 +45,12 @@ def files_of(root: Path, folders: Iterable[str], only: Iterable[str] = ()) -> li
 
 
 def written_to(cache: Path, root: Path, file: Path, mode: str) -> Path:
-    """The file of results for the tests of ``file``."""
+    """Return the file of results for the tests of ``file``."""
     return cache / mode / file.relative_to(root).with_suffix(".jsonl")
 
 
 def key_of(mode: str) -> str:
-    """What results depend on: versions, and for gradients that recompute, this library as it is."""
+    """Return a key of all that results depend on: versions, and in `PATCHED` modes this library."""
     names = ("tensorflow", "keras", "numpy")
     key = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
     return key if mode == PLAIN else f"{key}, {_digest()}"

@@ -1,7 +1,6 @@
-"""What happened during one test: the plans that were used, and what trained models came to.
+"""Records of one test: the plans that were used, and the weights of trained models.
 
-A patch under which all passes may have done nothing; so the plans are counted that recompute
-something.
+All tests would pass under a patch that does nothing, so plans that recompute something are counted.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from memsaving_gradients.reports.plan import Plan
 
 __all__ = ["Tally", "alike", "recomputes"]
 
-#: Trained weights differ by what kernels and their order leave open, which steps of training add
-#: up.
+#: Tolerances for trained weights: kernels, and their order, do not fix the last bits, and steps of
+#: training add up the differences.
 RELATIVE, ABSOLUTE = 1e-2, 1e-3
 
 
 def recomputes(plan: Plan) -> bool:
-    """Whether some op, or a segment of a loop, runs a second time with ``plan``."""
+    """Return whether ``plan`` recomputes an op, or a segment of a loop."""
     return plan.clones > 0 or bool(plan.replayed)
 
 
@@ -33,14 +32,14 @@ class Tally:
     Attributes
     ----------
     watch
-        Has the plans that were used.
+        Recorder of the plans that were used.
     asked
-        How many gradient computations were traced.
+        Number of traced gradient computations.
     infeasible
-        How many gradient computations could not keep their budget, and got the least one that they
-        can keep.
+        Number of gradient computations whose budget was refused, and that got the least budget or
+        none.
     trained
-        For each call of ``fit``, the mean of the absolute numbers of each weight afterwards.
+        For each call of ``fit``, the mean of the absolute values of each weight afterwards.
     """
 
     watch: Watch = field(default_factory=Watch)
@@ -49,8 +48,8 @@ class Tally:
     trained: list[list[float]] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """Gradient computations: all that were traced, those with a plan, those that recompute, and
-        those whose budget was too small."""
+        """Return the numbers of gradient computations: all that were traced, with a plan, with
+        recomputation, and with too small a budget."""
         plans = self.watch.plans
         rewired = sum(map(recomputes, plans))
         counts = {"asked": self.asked, "planned": len(plans), "rewired": rewired}
@@ -58,8 +57,8 @@ class Tally:
 
 
 def alike(plain: Sequence[Sequence[float]], patched: Sequence[Sequence[float]]) -> bool:
-    """Whether all models of a test were trained to the same weights, as far as numbers are the same
-    from run to run.
+    """Return whether all models of a test were trained to the same weights, up to the differences
+    between runs.
 
     Examples
     --------

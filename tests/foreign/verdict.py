@@ -1,5 +1,5 @@
-"""What results of the same tests in several modes come to: figures of each mode, and the tests that
-only plain gradients let pass."""
+"""Verdict on results of the same tests in several modes: figures of each mode, and the tests that
+pass only with plain gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Failure:
 
     @property
     def known(self) -> bool:
-        """Whether the documentation has the limit that it fails for."""
+        """Whether a documented limit explains the failure."""
         return is_known(self.test, self.mode)
 
     def __str__(self) -> str:
@@ -36,13 +36,13 @@ class Failure:
 
 
 def differentiating(results: Mapping[str, Result]) -> list[str]:
-    """Return the tests that asked for gradients, or did not come to their end."""
+    """Return the tests that asked for gradients, or failed."""
     return [test for test, one in results.items() if one.asked or one.outcome == "failed"]
 
 
 def failures(found: Results) -> list[Failure]:
-    """Return the tests that pass plain and not in another mode, or train models to other weights
-    there."""
+    """Return the tests that pass plain and, in another mode, do not pass or train models to other
+    weights."""
     listed: list[Failure] = []
     left_out: set[str] = set()
     for mode, results in found.items():
@@ -62,7 +62,7 @@ def _difference(plain: Result, patched: Result | None) -> str:
         return "was not run"
     if patched.outcome != "passed":
         lines = ["", *patched.error.strip().splitlines()]
-        # Of a traceback as pytest prints it, the first line of the last error.
+        # The first line of the last error in pytest's traceback.
         begins = [
             line.removeprefix("E").strip()
             for before, line in pairwise(lines)
@@ -76,7 +76,7 @@ def _difference(plain: Result, patched: Result | None) -> str:
 
 
 def table(found: Results) -> str:
-    """Figures of each mode."""
+    """Return a table with the figures of each mode."""
     head = f"{'mode':10}{'tests':>7}{'passed':>8}{'failed':>8}{'skipped':>9}{'only here':>11}"
     lines = [head + f"{'gradients':>11}{'plans':>8}{'rewired':>9}{'too small':>11}{'minutes':>9}"]
     failed = failures(found)

@@ -1,4 +1,4 @@
-"""Allocations of a real step, as the profiler notes them."""
+"""Allocations of a real step, as the profiler records them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def three_squares() -> dict:
-    """Runs in a process of its own: a product of squares, of which two are alive together."""
+    """Trace a product of square matrices, two of which are alive at once (in a fresh process)."""
     import tensorflow as tf
 
     x = tf.ones([512, 512])
@@ -55,8 +55,8 @@ def test_two_squares_are_alive_at_the_peak(squares):
 
 
 def test_the_first_moment_of_several_that_are_near(squares):
-    # Two squares are alive when the second is made, two and a number when they are multiplied
-    # again.
+    # Two matrices are alive when the second is made. Two matrices and a number are alive when they
+    # are multiplied again.
     assert squares["near"] == ["first", "second"]
 
 

@@ -1,4 +1,4 @@
-"""Arenas in which a step is simulated, which differ in how what is there before came there."""
+"""Simulated arenas, which differ in how the buffers from before the step were allocated."""
 
 from __future__ import annotations
 

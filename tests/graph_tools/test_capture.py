@@ -254,8 +254,8 @@ def test_the_order_is_topological_and_by_creation(seed):
         values = [v1.placeholder(tf.float32, [4])]
         for _ in range(30):
             values.append(tf.add(draw.choice(values), draw.choice(values)))
-        # Edges against the order of creation that close no cycle: to ops that depend on nothing but
-        # the input.
+        # Edges against the order of creation. They lead to ops that depend on the input alone, so
+        # they close no cycle.
         for k in range(5):
             side = tf.sin(values[0], name=f"side{k}")
             graphs.update_input(draw.choice(values[1:]).op, draw.randint(0, 1), side)

@@ -1,4 +1,4 @@
-"""Ops that are one when the graph runs, beside what grappler leaves of random graphs."""
+"""Ops that become one when the graph runs, compared with what grappler leaves of random graphs."""
 
 from __future__ import annotations
 
@@ -75,21 +75,21 @@ def test_constants_are_equal_by_what_they_hold(graph):
     padded = [tf.pad(x, [[1, 0], [0, k // 2]]) for k in range(4)]
     filled = [tf.fill([2, 2], 1.0), tf.fill([2, 2], 1.0)]
     ops = capture([*padded, *filled])
-    # What reads nothing but constants is folded, and takes no place anyway.
+    # Ops that read only constants are folded; they take no place anyway.
     assert [ops.ops[i] for i in equal_ops(ops)] == [padded[1].op, padded[3].op]
 
 
 def test_equal_results_are_held_once(graph):
     x = tf.transpose(v1.placeholder(tf.float32, [128, 128]))
-    # Products hold what they read; each is to have a rectifier of its own.
+    # A product keeps its inputs alive, and each of its inputs has a rectifier of its own.
     products = [tf.matmul(tf.nn.relu(x), tf.nn.relu(x), transpose_a=bool(k)) for k in range(2)]
     peak = simulate_execution(capture([tf.add_n(products)]), batch=1)[0].peak
-    # One rectified tensor, in the place of x, and two products.
+    # One rectified tensor, which takes the place of x, and two products.
     assert peak == 3 * UNIT
 
 
 def branches() -> list[int]:
-    """Simulated and measured peak of branches that begin with a rectifier each."""
+    """Return the simulated and the measured peak of branches that each begin with a rectifier."""
 
     @tf.function
     def step(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""What products read when grappler has moved their constants, beside the graph that it leaves."""
+"""The inputs of products after grappler has moved constants, compared with its optimized graph."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.helpers.sampling import examples
 
 
 def trees(leaves: Sequence[Any]) -> st.SearchStrategy[Any]:
-    """Products of two, and what they are made of."""
+    """Draw trees of products of two factors, with ``leaves`` as their innermost factors."""
     return st.recursive(st.sampled_from(leaves), lambda tree: st.tuples(tree, tree), max_leaves=7)
 
 
-#: A factor by the letter that its name begins with, a constant, a product of two; or a product that
-#: is divided by a constant.
+#: A factor by the letter that its name begins with, a constant, or a product of two; or a product
+#: that is divided by a constant.
 TREES = trees([*"abc", 0.5]) | st.tuples(trees("abc"))
 
 
 def multiplied(tree: Any, x: tf.Tensor, number: Iterator[int]) -> tf.Tensor:
-    """The product; factors are all different, and equally large."""
+    """Build the product of the tree; its factors are all different, and equally large."""
     if isinstance(tree, tuple) and len(tree) == 1:
         return tf.divide(multiplied(*tree, x, number), 3.0, name="div")
     if isinstance(tree, tuple):
@@ -44,8 +44,8 @@ def constants_alone(tree: Any) -> bool:
 
 
 def without_constants_alone(tree: Any) -> Any:
-    """Products of constants are folded before anything else happens; they are not what is looked
-    at."""
+    """Replace each product of constants alone by a constant. Grappler folds these first; they are
+    not tested here."""
     if not isinstance(tree, tuple):
         return tree
     if constants_alone(tree):
@@ -54,7 +54,7 @@ def without_constants_alone(tree: Any) -> Any:
 
 
 def check(function: Any, columns: int) -> None:
-    """Products of a ``tf.function`` read what grappler lets them read."""
+    """Check that `folded` predicts the inputs of the products of a ``tf.function``."""
     graph = function.get_concrete_function().graph
     ops = capture(list(graph.outputs))
     moved = folded(ops)
@@ -85,7 +85,7 @@ def check(function: Any, columns: int) -> None:
     st.sampled_from([8, 8192]),
 )
 def test_products_read_what_grappler_lets_them_read(tree, known, columns):
-    """Of more than 100 KiB, too, which grappler does not fold."""
+    """Include products of more than 100 KiB, which grappler does not fold."""
 
     @tf.function(input_signature=[tf.TensorSpec([4 if known else None, columns])], autograph=False)
     def function(x):
@@ -121,7 +121,7 @@ def test_constants_move_past_products_that_others_wait_for(tree, known, which):
 
 
 def test_the_gradient_of_a_mean_begins_with_a_quotient_of_constants():
-    """Which is a constant itself, and no product."""
+    """The quotient is a constant itself, and no product."""
 
     @tf.function(input_signature=[tf.TensorSpec([64, 1024])], autograph=False)
     def function(x):
@@ -137,7 +137,7 @@ def test_the_gradient_of_a_mean_begins_with_a_quotient_of_constants():
 
 
 def test_thousands_of_constants_become_one():
-    """They go down to one factor, one by one, and the next is as large as those before it."""
+    """The constants move down to one factor, one after the other; all of them are equally large."""
 
     @tf.function(input_signature=[tf.TensorSpec([4, 8])], autograph=False)
     def function(x):

@@ -1,5 +1,5 @@
-"""Static costs: floating point operations from shapes, and what they and bytes come to in
-seconds."""
+"""Static costs: floating point operations from shapes, and estimated seconds from these and
+bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def place(*shape, dtype=tf.float32):
 
 
 def seconds_of(*tensors, batch=1):
-    """Estimated seconds of the ops that make tensors."""
+    """Return the estimated seconds of the ops that make ``tensors``."""
     found = capture(tensors)
     seconds = estimates.op_seconds(found, batch)
     return [float(seconds[found.position[t.op.name]]) for t in tensors]
@@ -236,7 +236,7 @@ def test_readers_of_shapes_take_no_longer_for_larger_tensors(graph):
 
 def test_costs_of_a_long_chain_are_linear(graph):
     def spent(length):
-        """The least of three, as other processes may run beside this one."""
+        """Return the least time of three, as other processes may run at the same time."""
         x = place(4, 4)
         for _ in range(length):
             x = tf.raw_ops.Tanh(x=x)

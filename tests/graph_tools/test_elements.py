@@ -83,7 +83,7 @@ def test_a_loop_of_tensorflow_1_ends() -> None:
 
 
 def step(**options: Any) -> Any:
-    """Rows that are chosen by a mask, all of them but a few."""
+    """Return a step on the rows that a mask chooses: all but a few."""
     weights = [tf.eye(64) for _ in range(8)]
 
     @tf.function(autograph=False)
@@ -109,7 +109,7 @@ def test_what_was_assumed_is_said_and_a_budget_may_be_in_bytes() -> None:
 
 
 def measured() -> tuple[int, int]:
-    """Bytes that a step takes, and that were simulated; for fresh processes."""
+    """Return the measured and the simulated bytes of a step (in a fresh process)."""
     ours = step(budget=0.5)
     x = tf.random.stateless_normal(SPEC.shape, [1, 2])
     return measure_peak(lambda: ours(x), warmup=2, steps=3).peak, ms.plans(ours)[-1].peak

@@ -1,4 +1,4 @@
-"""The modelled execution of finished graphs: order, threads, views, constants that move."""
+"""The simulated execution of finished graphs: order, threads, views, constants that move."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_inputs_stay_while_an_op_runs_on_another_thread():
     order, until = executor._run(work, (1, 1))
     place = {graph.ops[op].type: k for k, op in enumerate(order)}
     sin, cos = (graph.position[name] for name in ("Sin", "Cos"))
-    # Both begin before either is done.
+    # Each of them begins before the other is done.
     assert until[sin] >= place["Cos"] and until[cos] >= place["Cos"]
     alone = executor._run(work, (1,))
     assert alone[1][sin] < alone[0].index(cos) or alone[1][cos] < alone[0].index(sin)
@@ -114,7 +114,7 @@ def test_a_pushed_constant_lets_a_product_run_early():
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
 def test_names_decide_which_factor_a_constant_joins(names):
-    """Before it moves constants, grappler sorts what products read by name; the runtime agrees."""
+    """Grappler sorts products' inputs by name before it moves constants; the runtime agrees."""
     with tf.Graph().as_default() as built:
         fed_ = [fed(64, 64), fed(64, 64)]
         x, y = (tf.sin(t, name=name) for t, name in zip(fed_, names, strict=True))
@@ -162,7 +162,7 @@ def test_views_by_shape():
 
 
 def test_a_view_of_several_tensors_holds_none_of_them():
-    # Activations of TensorFlow's own are such views, for the sake of their gradients.
+    # TensorFlow's own activations contain such views, for their custom gradients.
     def step(activation):
         with tf.Graph().as_default():
             x, slow = fed(128, 128), fed(512, 512)
@@ -174,7 +174,7 @@ def test_a_view_of_several_tensors_holds_none_of_them():
 
 
 def run_views() -> list[bool]:
-    """Whether the runtime agrees that a slice has no buffer of its own."""
+    """Return whether slices of several kinds have no buffer of their own at run time."""
     from graph_tools.memory.allocation_trace import allocation_events
 
     answers = []
@@ -224,8 +224,8 @@ def test_a_plan_tells_what_the_rewritten_graph_will_take():
 
 @pytest.mark.parametrize("planner", ["chain", pytest.param("auto", marks=pytest.mark.slow)])
 def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
-    """A buffer is a quarter of the peak; what could run early, and hold one more, waits for its
-    turn all the same."""
+    """A buffer is a quarter of the peak. Ops that could run early, and would hold one more buffer,
+    wait for their turn all the same."""
     peaks = []
     follow = attempts.follow
 
@@ -246,8 +246,8 @@ def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
 
 
 def run_normalizations(dtype: str) -> dict[str, int]:
-    """Bytes of a chain of convolutions, batch normalizations and ReLUs: as simulated, and as asked
-    for when it runs."""
+    """Return the simulated and the requested bytes of a chain of convolutions, batch normalizations
+    and ReLUs."""
     from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 
     filters = tf.Variable(tf.ones([8, 1, 1, 32, 32], dtype) / 32)

@@ -1,5 +1,4 @@
-"""Ops that ask for no buffer of their own: what is said of them, beside what the allocator is asked
-for."""
+"""Ops without an output buffer of their own: our rules, compared with the allocator's requests."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ from tests.helpers.fresh import fresh
 #: Bytes of a tensor that an op may write into.
 LARGE = 8 * 16 * 32 * 4
 NAME = "the_op"
-#: Some that do not forward, to see that the allocator is asked.
+#: Ops that do not forward, to check that the requests to the allocator are seen.
 COPYING = frozenset({"Cumsum", "ReverseV2"})
 
 
 def asked_for() -> dict[str, int]:
-    """Of each type, how many buffers as large as its first input one asks for that is read by
-    nobody else (in a process made for it)."""
+    """Return, by op type, how many buffers as large as its first input an op asks for, if no other
+    op reads that input (in a fresh process)."""
     import tensorflow as tf
 
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
@@ -46,7 +45,7 @@ def asked_for() -> dict[str, int]:
         given = dict(others.get(kind, {}))
         flat = kind.endswith("WithLogits")
         logical = kind.startswith("Logical")
-        # Four booleans for each number: as many bytes.
+        # Four booleans for each number take as many bytes.
         second = tf.tile(yes, [1, 1, 4]) if logical else x
         one = tf.raw_ops.LogicalNot(x=second) if logical else tf.raw_ops.Exp(x=second)
         fresh = tf.reshape(one, [128, 32]) if flat else one
@@ -91,8 +90,8 @@ def test_an_op_that_does_not_forward_asks_for_one(asked, kind):
 
 
 def transposed(arithmetic: bool) -> dict[str, list[bool]]:
-    """Of transposed matrices: which are said to be views, and which ask for no buffer (in a process
-    made for it)."""
+    """Return which transposed matrices our rules call views, and which ask for no buffer (in a
+    fresh process)."""
     import tensorflow as tf
 
     from graph_tools.ops.views import viewed_input

@@ -1,5 +1,4 @@
-"""What functions that are called take and give: lists of loops, what is alive inside, what XLA
-takes on a CPU."""
+"""The memory of called functions: lists of loops, values alive inside, XLA's buffers on a CPU."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ STEPS, SIZE = 20, 64
 
 @tf.function(autograph=False)
 def _looping(x: tf.Tensor) -> tf.Tensor:
-    """As many steps as ``x`` has rows, as far as a vector of constants says: Keras 2 counts them
-    so."""
+    """Return the result of a loop over the rows of ``x``. Their number is an element of a constant
+    vector, as in Keras 2."""
     steps = tf.constant([STEPS, SIZE])[0]
     _, y = tf.while_loop(
         lambda i, h: i < steps, lambda i, h: (i + 1, tf.tanh(tf.sin(h))), (0, x[0])
@@ -36,14 +35,14 @@ def test_lists_of_called_loops_have_bytes() -> None:
     lists = [
         [variant_bytes(out).fixed for out in op.outputs if out.dtype == tf.variant] for op in calls
     ]
-    # What the gradients of the sine and of the hyperbolic tangent read, of each step, where the
-    # sine's argument is the tangent of the step before; the backward call gives none.
+    # The gradients read the sine's argument and the tangent's result of each step. They count as
+    # one list: the argument is the tangent of the step before. The backward call returns no list.
     assert sorted(map(sorted, lists)) == [[], [0, 4 * STEPS * SIZE]]
 
 
 def test_a_state_in_two_lists_is_counted_once() -> None:
-    """The gradient of a product reads what goes in, that of a hyperbolic tangent what comes out,
-    which goes into the next step."""
+    """The gradient of a product reads a step's input, the gradient of a hyperbolic tangent its
+    output. The output is the input of the next step."""
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [SIZE, SIZE])
         _, y = tf.while_loop(
@@ -52,7 +51,7 @@ def test_a_state_in_two_lists_is_counted_once() -> None:
         tf.gradients(y, x)
     (loop, _) = (op for op in graph.get_operations() if op.type in loops.LOOPS)
     lists = [out for out in loop.outputs if out.dtype == tf.variant]
-    # Of a step: the sine, and the result. The argument is the result of the step before.
+    # For each step, the sine and the result. The argument is the result of the step before.
     assert len(lists) == 3
     assert sum(variant_bytes(out).fixed for out in lists) == 2 * STEPS * 4 * SIZE**2
 
@@ -122,8 +121,8 @@ def test_steps_are_known_as_autograph_writes_loops(looping, steps) -> None:
 
 
 def test_steps_are_known_through_calls() -> None:
-    """A persistent tape puts a loop and its gradient into functions, which are given where it
-    begins and ends."""
+    """A persistent tape puts a loop and its gradient into functions. Their arguments tell where the
+    loop begins and ends."""
 
     @tf.function(autograph=False)
     def step(x):
@@ -147,14 +146,14 @@ def test_a_call_takes_what_is_alive_inside() -> None:
         called(tf.compat.v1.placeholder(tf.float32, [SIZE, SIZE]))
     (call,) = (op for op in graph.get_operations() if op.type.endswith("PartitionedCall"))
     found = inside(call, 1, op_seconds)
-    # Two sorted tensors at least, and no more than what else sorting makes.
+    # At least two sorted tensors, and no more than the other buffers of a sort.
     assert found is not None
     assert 2 * 4 * SIZE**2 <= found.workspace <= 8 * 4 * SIZE**2
 
 
 def grouped(channels: int, groups: int, multiplier: int) -> dict[str, int]:
-    """Bytes that the gradient of a grouped convolution in a function of XLA is said to take, and
-    the largest buffer there was."""
+    """Return the simulated bytes of a grouped convolution's gradient in a function of XLA, and its
+    largest allocated buffer."""
 
     @tf.function(jit_compile=True)
     def convolved(x, w):
@@ -189,7 +188,7 @@ def test_xla_makes_gradients_of_depthwise_filters_whole(groups, multiplier, whol
 
 
 def _branches(update: bool) -> tf.Operation:
-    """A branch that reads a tensor, changes a variable, and returns nothing."""
+    """Return the op of a branch that reads a tensor, may change a variable, and returns nothing."""
     variable = tf.Variable(tf.zeros([SIZE, SIZE]))
 
     @tf.function(autograph=False)
@@ -213,12 +212,12 @@ def test_what_branches_do_for_their_effect_counts() -> None:
     number = next(k for k, t in enumerate(branches.inputs) if t.op.type == "Sin")
     alone = inside(branches, 1, op_seconds)
     assert alone is not None
-    # The difference, and the cosine.
+    # The difference and the cosine are alive at once.
     assert alone.workspace == 2 * tensor
     assert alone.seconds > 0
     given = inside(branches, 1, op_seconds, [number])
     assert given is not None
-    # The cosine takes the place of what it is of.
+    # The cosine takes over the buffer of its input.
     assert given.workspace == tensor
     nothing = inside(_branches(update=False), 1, op_seconds)
     assert nothing is not None

@@ -1,4 +1,4 @@
-"""Functions of TensorFlow that are wrapped: when, by whom, and what is there afterwards."""
+"""Wrapped functions of TensorFlow: when, by which code, and what remains afterwards."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_others_wrapped_since_stays() -> None:
     functions["f"] = lambda x: wrapped(x) * 10
     assert functions["f"](-2) == 30
     end()
-    # The wrapper of somebody else is not removed, and reaches the function itself.
+    # Another library's wrapper is not removed, and still calls the original function.
     assert functions["f"](-2) == 20
     end = hook.wrap(lambda inner, x: inner(x) + 2)
     assert functions["f"](-2) == 40
@@ -156,5 +156,5 @@ def test_loops_that_were_differentiated_before_the_first_call() -> None:
     )
     plain, found = json.loads(done.stdout.splitlines()[-1])
     for ours, theirs in zip(found, plain, strict=True):
-        # As grappler's defaults leave it; a value of a wrong step is off by tenths.
+        # Grappler runs with its defaults; a value of a wrong step would be off by tenths.
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)

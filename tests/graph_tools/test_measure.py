@@ -27,7 +27,7 @@ UNIT = 4 * 2**18  # bytes of a tensor of 2**18 floats: chunks of powers of two a
 
 
 def chain_peak(length: int) -> PeakMeasurement:
-    """Peak of the gradient of a chain of `length` equal ops."""
+    """Return the peak of the gradient of a chain of ``length`` equal ops."""
     x = tf.linspace(-1.0, 1.0, 2**18)
 
     @tf.function
@@ -57,7 +57,7 @@ NAMES = ["TF_CPU_ALLOCATOR_USE_BFC", "MEASURE_OLD", "MEASURE_GONE", "MEASURE_NEW
 
 
 def child(lengths: list[int]) -> tuple[int, list[str | None], list[PeakMeasurement]]:
-    """Called in a fresh process: its id, part of its environment, and peaks of chains."""
+    """Return the process id, part of the environment, and peaks of chains (in a fresh process)."""
     environment = [os.environ.get(name) for name in NAMES]
     return os.getpid(), environment, [chain_peak(length) for length in lengths]
 
@@ -115,7 +115,7 @@ def test_unknown_device_is_named_beside_those_there_are() -> None:
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_missing_statistics_name_the_way_out(real: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an allocator that keeps none, or as TensorFlow says it of one."""
+    """The allocator keeps no statistics, or a stand-in raises TensorFlow's error for this case."""
 
     def missing(device: str) -> None:
         raise ValueError(f"Allocator stats not available for device '{device}'")
@@ -149,7 +149,7 @@ def test_environment_can_be_added_to_and_taken_from(seen: Any) -> None:
 
 @pytest.fixture(params=["here", pytest.param("itself", marks=pytest.mark.slow)])
 def child_or_what_it_does(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that imports TensorFlow, or what it does in this process."""
+    """Let the child import TensorFlow, or do its work in this process."""
 
     def run(command: list[str], *, input: str, **_: Any) -> subprocess.CompletedProcess[str]:
         measure._answer(json.loads(input))
@@ -197,7 +197,7 @@ def test_target_must_name_module_and_function(target: str) -> None:
 
 
 class Clock:
-    """Time passes only in steps; `drift` makes each second longer than the one before."""
+    """A clock that moves only in steps; `drift` makes each second longer than the one before."""
 
     def __init__(self, drift: float = 0.0) -> None:
         self.now = 0.0

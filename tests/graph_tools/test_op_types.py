@@ -1,4 +1,4 @@
-"""What an op is: clonable, stateful, of a kind; and graphs that are edited."""
+"""Properties of ops (clonable, stateful, their kind), and edits of graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graph_tools.tf_private import graphs
 v1 = tf.compat.v1
 
 
-# --- What an op is
+# --- Properties of ops
 
 
 def test_draws_with_state_are_never_clonable(graph):

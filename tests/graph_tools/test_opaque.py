@@ -1,5 +1,5 @@
-"""Identities that compilers neither remove nor look through: equal to the last bit, and still there
-afterwards."""
+"""Identities that compilers neither remove nor look through: values equal to the last bit, and ops
+that are still there afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured costs: kernels by themselves, what tells them apart, and what is kept on disk."""
+"""Measured costs: single kernels, the properties that tell them apart, and the cache on disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Kernels are not run, but counted; each takes as many microseconds as there were before it."""
+    """Count kernels instead of running them; kernel number n takes n microseconds."""
     calls = []
 
     def measure(kernel, device):
@@ -49,7 +49,7 @@ def place(*shape, dtype=tf.float32):
 
 
 def layers(*widths, batch=None):
-    """A chain of matrix products and activations."""
+    """Return the captured graph of a chain of matrix products and activations."""
     with tf.Graph().as_default():
         x = place(batch, widths[0])
         for a, b in itertools.pairwise(widths):
@@ -61,7 +61,7 @@ def of_type(graph, kind):
     return [i for i, op in enumerate(graph.ops) if op.type == kind]
 
 
-# --- What is measured
+# --- Kernels that are measured
 
 
 def test_a_larger_product_takes_longer():
@@ -79,7 +79,7 @@ def test_equal_kernels_are_measured_once(counted):
 
 
 def test_what_takes_most_is_measured_again_after_all_others(monkeypatch):
-    """So that another process that slows down a few kernels in a row decides nothing."""
+    """So another process that slows down a few kernels in a row decides nothing."""
     graph = layers(128, 128, 64, 1, batch=1 << 14)
     calls, progress = [], []
 
@@ -95,7 +95,7 @@ def test_what_takes_most_is_measured_again_after_all_others(monkeypatch):
     assert calls[: len(often)] == list(often)
     assert set(costs.seconds[of_type(graph, "MatMul")][:2]) == {1e-3 + START_SECONDS}
     assert progress[-1] == (len(calls), len(calls))
-    # What is kept on disk is not measured again.
+    # Costs on disk are not measured again.
     profiles.measured(graph, 1)
     assert progress[-1] == (len(calls), len(calls))
 
@@ -280,7 +280,7 @@ def test_a_file_that_cannot_be_read_is_written_anew(counted, content):
     if "kernels" in content:
         content = json.dumps({**cache.header, **json.loads(content)})
     cache.path.write_text(content, encoding="utf-8")
-    with pytest.warns(CacheWarning, match="written anew"):
+    with pytest.warns(CacheWarning, match="overwritten"):
         profiles.measured(graph, 16)
     assert len(counted) == 2 * many
     with warnings.catch_warnings():
@@ -357,7 +357,7 @@ def test_progress_is_told_and_may_stop(counted):
         profiles.measured(graph, 1, progress=interrupt)
     assert len(counted) == 1
     entries = CostCache(describe("CPU:0")).entries
-    assert any("512,2048" in key for key in entries)  # kept, though it was stopped
+    assert any("512,2048" in key for key in entries)  # kept, though measuring was stopped
 
 
 def test_a_profiled_step_has_measured_costs(counted):

@@ -1,4 +1,4 @@
-"""Scratch space of kernels, against what the kernels allocate."""
+"""Scratch space of kernels, compared with what the kernels allocate."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from graph_tools.costs.kernels import Input, Kernel
 from graph_tools.costs.scratch import scratch_bytes
 from graph_tools.memory.measure import in_fresh_process
 
-#: Images, pixels of a side, channels in and out, pixels of the window's side, strides, dtype.
+#: Number of images, their side in pixels, channels in and out, window's side, stride, dtype.
 CONVOLUTIONS = [
     (8, 32, 16, 32, 3, 1, "float32"),
-    (64, 8, 8, 8, 3, 1, "float32"),  # more images at a time than there are
+    (64, 8, 8, 8, 3, 1, "float32"),  # a kernel could take more images at a time
     (1, 16, 32, 32, 5, 2, "float32"),
     (4, 14, 64, 64, 1, 1, "float64"),
 ]
@@ -33,7 +33,7 @@ def _known_and_allocated(ops: list[tf.Operation]) -> list[tuple[str, int, int]]:
 
 
 def convolutions() -> list[tuple[str, int, int]]:
-    """Run in a process without oneDNN."""
+    """Return op types, known and allocated bytes of gradients (in a process without oneDNN)."""
     ops = []
     with tf.Graph().as_default():
         for images, side, channels, made, window, stride, dtype in CONVOLUTIONS:
@@ -63,7 +63,7 @@ def convolutions() -> list[tuple[str, int, int]]:
 def test_gradients_of_convolutions_and_pooling():
     settings = {
         "TF_ENABLE_ONEDNN_OPTS": "0",
-        "TF_CPU_ALLOCATOR_USE_BFC": "0",  # whose chunks may be larger than what is asked for
+        "TF_CPU_ALLOCATOR_USE_BFC": "0",  # its chunks may be larger than requests
         "CUDA_VISIBLE_DEVICES": "-1",
     }
     found = in_fresh_process(f"{__name__}:convolutions", {}, settings)
@@ -78,5 +78,5 @@ def test_reductions(reduce, axes):
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [4, 1, 6, 8, 1, 10])
         ((_, known, allocated),) = _known_and_allocated([reduce(x, axes).op])
-    # Beside it, a buffer for the result, and the allocator's chunks.
+    # The kernel also allocates a buffer for the result, and the allocator rounds up to chunks.
     assert known <= allocated <= known + 4096

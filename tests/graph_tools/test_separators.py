@@ -1,4 +1,4 @@
-"""Articulation points, frontiers and timelines, beside what counting gives."""
+"""Articulation points, frontiers and timelines, compared with direct counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of loops that run before earlier ones have ended, against what a process holds."""
+"""Steps of loops that run before earlier steps end, compared with what a process holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graph_tools.memory.measure import measure_peak
 from tests.helpers.fresh import fresh
 
 SIDE, STEPS = 512, 12
-#: Bytes of a tensor of a step.
+#: Bytes of one tensor of a step.
 SIZE = 4 * SIDE * SIDE
 
 State = tuple[tf.Tensor, ...]
@@ -75,5 +75,5 @@ def _peak(parallel: int) -> int:
 def test_a_process_holds_as_much() -> None:
     many, one = (fresh(f"{__name__}:_peak", parallel=parallel) for parallel in (10, 1))
     held = (many - one) / SIZE
-    # How many run ahead is chance; another one may begin while the first one ends.
+    # The number of steps ahead is random; one more may begin while the first one ends.
     assert 2 <= held <= _ahead(_from_what_no_step_changes) + 1.5

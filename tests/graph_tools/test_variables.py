@@ -1,4 +1,4 @@
-"""What updates of variables do to buffers: in the model as when it runs."""
+"""How updates of variables treat buffers: in the simulation and at run time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WEIGHT = 4 * WIDTH * WIDTH
 
 
 def step_of(kind: str) -> tf.types.experimental.ConcreteFunction:
-    """Layers whose weights are larger than what they give, and a way to update them."""
+    """Return a step that updates weights as ``kind`` says; they are larger than activations."""
     weights = [tf.Variable(tf.ones([WIDTH, WIDTH]) / WIDTH) for _ in range(LAYERS)]
     slots = [tf.Variable(tf.zeros([WIDTH, WIDTH])) for _ in range(LAYERS)]
 
@@ -65,8 +65,8 @@ def peaks(kind: str) -> dict[str, float]:
 @pytest.mark.parametrize("kind", ["plain", "together", "assigned", "early", "kernel"])
 def test_a_step_that_updates_its_weights_takes_what_is_simulated(kind: str) -> None:
     weights = fresh("tests.graph_tools.test_variables:peaks", {"kind": kind})
-    # Steps differ: beside other processes a thread that updates may come last. And of the orders
-    # that are simulated one may be worse than those measured by an op, and the other way round.
+    # Steps differ: on a busy machine, the thread that updates may come last. The worst simulated
+    # order may also be worse than the measured ones by one op, or better.
     assert weights["least"] - 1.25 <= weights["simulated"] <= weights["most"] + 1.25
 
 
@@ -77,13 +77,13 @@ def test_constants_are_there_before_a_step() -> None:
         masks = [tf.cast(numbers < limit, tf.float32) for limit in (7, 9)]
         y = tf.add_n([tf.tanh(x * mask) for mask in masks]) + tf.constant(2.5)
         timeline = simulate_execution(capture([y]), batch=1)[0]
-    # And a small one, which does not count.
+    # A small constant is there as well; it is not counted.
     assert sorted(timeline.persistent) == [4 * WIDTH, 4 * WIDTH, 4 * 8 * WIDTH]
 
 
 def test_what_replaces_a_persistent_buffer_leaves_a_hole_where_that_was() -> None:
-    """A buffer of 4 that stays splits the region of 16 in which 8 and 8 would fit one after the
-    other."""
+    """A buffer of 4 MiB that stays splits the region of 16 MiB, in which two of 8 MiB would fit one
+    after the other."""
     born, dies = np.array([0, 1, 2]), np.array([0, 2, 3])
     size = np.array([4 << 20, 4 << 20, 8 << 20])
     stays = irregular_peaks([(born, dies, size)], before=[4 << 20], steps=6).average
@@ -95,7 +95,7 @@ def test_what_replaces_a_persistent_buffer_leaves_a_hole_where_that_was() -> Non
 
 
 def test_a_replaced_buffer_counts_once_the_step_is_over() -> None:
-    """Step after step, the same bytes are in use between steps."""
+    """After each step, the same bytes are in use."""
     born, dies, size = np.array([0]), np.array([1]), np.array([1 << 20])
     for steps in (1, 2, 5):
         peak = irregular_peaks(

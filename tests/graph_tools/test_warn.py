@@ -21,7 +21,7 @@ errors = ms.errors
 
 
 def line_of(mark: str) -> int:
-    """The line of this file that ends in a comment."""
+    """Return the number of the line of this file that ends in the comment ``mark``."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     (number,) = [k for k, line in enumerate(lines, 1) if line.endswith(f"# {mark}")]
     return number
@@ -47,7 +47,7 @@ def in_a_converted_function() -> None:
             y = y + 1.0
         return ms.gradients(y, x, budget="1 GiB")
 
-    # What is said of a budget is said when the function has been traced.
+    # Warnings about a budget come once the function has been traced.
     step(tf.ones([1000]))  # in a converted function
 
 

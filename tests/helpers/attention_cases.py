@@ -1,4 +1,4 @@
-"""Attention by its formula, and what the tests of attention in blocks share."""
+"""Attention by its formula, and helpers of the tests of attention in blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.helpers.support import numbers
 
 
 def dot_product(query, key, value, mask=None, bias=None, causal=False, scale=None, kept=None):
-    """Attention with all scores at once; ``kept``: which weights are not dropped, and the rate."""
+    """Attention with all scores at once; ``kept``: mask of the kept weights, and dropout rate."""
     scores = tf.einsum("...qd,...kd->...qk", query, key)
     scores *= query.shape[-1] ** -0.5 if scale is None else scale
     if bias is not None:
@@ -40,7 +40,7 @@ def additive(query, value, key=None, scale=None, mask=None):
 
 
 def tensors(*shapes: Sequence[int], dtype: tf.DType = tf.float32) -> list[tf.Tensor]:
-    """Normal numbers, other ones for each shape and place."""
+    """Normally distributed numbers, different for each shape and position."""
     return [tf.cast(numbers(f"{i}", *shape), dtype) for i, shape in enumerate(shapes)]
 
 
@@ -64,7 +64,7 @@ def second_order(function: Callable[..., Any], inputs: Sequence[tf.Tensor]) -> l
 
 
 def assert_close(found: Any, expected: Any, tolerance: float = 1e-5, *, least: float = 1.0) -> None:
-    """As far apart as the largest of the numbers of each result allows, or ``least``."""
+    """Assert that results differ by at most ``tolerance`` times the largest number or ``least``."""
     found, expected = tf.nest.flatten(found), tf.nest.flatten(expected)
     for place, (a, b) in enumerate(zip(found, expected, strict=True)):
         a, b = (np.asarray(tf.cast(x, tf.float64)) for x in (a, b))

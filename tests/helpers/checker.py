@@ -1,9 +1,8 @@
-"""An independent reading of schedules: what is valid, how many bytes are alive, how long it takes.
+"""An independent interpreter of schedules: validity, bytes alive, and extra time.
 
-Everything is done in the most obvious way, one execution after the other, and shares no code with
-the library: each execution makes a buffer for each value that is no view, a view points at the
-buffer of what it looks at, and a buffer is alive from the execution that makes it to the last one
-that reads it.
+It works in the most obvious way, one execution after the other, and shares no code with the
+library. Each execution makes a buffer for each value that is no view. A view points at the buffer
+of its input. A buffer is alive from the execution that makes it to the last one that reads it.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ __all__ = ["Checked", "check_proposal", "check_schedule", "naive_peak"]
 
 @dataclass(frozen=True)
 class Checked:
-    """What an interpretation of a schedule found.
+    """The results of an interpretation.
 
-    ``peak``: bytes, where nothing is written in place and no sum is chained: at least what the
-    library simulates. ``extra_seconds``: time of the clones.
+    ``peak``: bytes, with nothing written in place and no sum chained, so at least the peak that the
+    library simulates. ``extra_seconds``: time of the clones, loads and stores.
     """
 
     peak: int
@@ -31,10 +30,10 @@ class Checked:
 def check_schedule(graph, schedule, *, forward_first: bool = True) -> Checked:
     """Assert that ``schedule`` is valid for ``graph``.
 
-    Every original runs once, after what it reads and waits for; with ``forward_first`` the forward
-    ones run first, in the order of the graph, as TensorFlow leaves them. Copies are made of forward
-    ops that may run again, and are numbered 1, 2, … in the order in which they are made. Every copy
-    that is read was made by an earlier execution.
+    Every original runs once, after the ops that it reads and waits for. With ``forward_first`` the
+    forward ops run first, in the order of the graph. Only clonable forward ops have copies, which
+    are numbered 1, 2, … in the order of their executions. Every copy that an execution reads was
+    made by an earlier execution.
     """
     made: set[tuple[int, int]] = set()
     ran: set[int] = set()
@@ -78,8 +77,8 @@ def check_schedule(graph, schedule, *, forward_first: bool = True) -> Checked:
 
 
 def check_proposal(graph, proposal, budget: int, near: float) -> None:
-    """Assert what holds of every planner's proposal within ``budget``; sums of times may be off by
-    ``near``."""
+    """Assert the invariants of every planner's proposal within ``budget``; sums of times may be off
+    by ``near``."""
     checked = check_schedule(graph, proposal.schedule)
     assert proposal.peak <= checked.peak or proposal.schedule.chained
     assert proposal.extra_seconds == pytest.approx(checked.extra_seconds)
@@ -91,8 +90,8 @@ def check_proposal(graph, proposal, budget: int, near: float) -> None:
 
 
 def naive_peak(graph, schedule) -> int:
-    """The peak of ``schedule`` in bytes by following each buffer, nothing written in place, no sum
-    chained."""
+    """Return the peak of ``schedule`` in bytes by following each buffer; nothing is written in
+    place, no sum is chained."""
     buffer_of: dict[tuple[int, int], int] = {}
     size: list[int] = []
     born: list[int] = []
@@ -125,7 +124,7 @@ def naive_peak(graph, schedule) -> int:
             if root == value:
                 buffer_of[value, step.copy] = make(int(graph.size[value]), now)
                 continue
-            # A view: the buffer of the first input that lies in the same storage.
+            # A view has the buffer of the first input with the same storage.
             looks_at = [b for b, v in zip(read, values, strict=True) if graph.storage[v] == root]
             buffer_of[value, step.copy] = looks_at[0]
     for value in graph.targets:

@@ -1,4 +1,4 @@
-"""What runs in processes of its own for `test_distribution`: replicas on two logical devices."""
+"""Functions for fresh processes of `test_distribution`: replicas on two logical devices."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def mirrored() -> tf.distribute.Strategy:
 
 
 class Net:
-    """Layers with batch normalization, whose moving averages are of each replica and averaged when
-    they are read, and masks from kept seeds.
+    """Layers with batch normalization and with dropout by fixed seeds. Each replica has its own
+    moving averages, whose mean is read.
 
-    ``rows``: of a batch, for all replicas together.
+    ``rows``: rows of a batch, for all replicas together.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, rows: int, layers: int = LAYERS) -> None:
@@ -113,7 +113,7 @@ def examples(rows: int) -> np.ndarray:
 
 
 def train(net: Net, step: Any, data: np.ndarray, epochs: int = 1) -> list[np.ndarray]:
-    """Losses of all steps, and all variables after them; they begin as they were."""
+    """Return the losses of all steps and the variables after them, and reset the variables."""
     before = [[v.numpy() for v in net.strategy.experimental_local_results(s)] for s in net.state]
     batches = tf.data.Dataset.from_tensor_slices(data).batch(net.rows)
     count, losses = 0, []
@@ -134,8 +134,8 @@ def same(ours: list[np.ndarray], plain: list[np.ndarray]) -> bool:
 
 
 def graph_of(step: Any) -> dict[str, Any]:
-    """What stands in the graph of the first trace: clones by device, ops of ours without one, and
-    waits for other devices."""
+    """Return figures of the graph of the first trace: clones by device, our ops without a device,
+    and control edges between devices."""
     graph = step._list_all_concrete_functions()[0].graph
     ours = [op for op in graph.get_operations() if _OURS.search(op.name)]
     clones: dict[str, int] = {}
@@ -172,8 +172,8 @@ def _plan(plan: ms.Plan) -> dict[str, Any]:
 def loops(
     settings: list[dict[str, Any]], rows: int = 2048, layers: int = LAYERS, epochs: int = 2
 ) -> dict[str, Any]:
-    """Custom loops: a full batch, then one of a single example, which leaves a replica with
-    none."""
+    """Train in custom loops: a full batch, then a batch of one example, which leaves a replica
+    without any."""
     strategy = mirrored()
     with arithmetic_rewriting(False):
         net = Net(strategy, rows, layers)
@@ -205,8 +205,8 @@ def loops(
 
 
 def optimized(rows: int = 2048) -> dict[str, int]:
-    """Tanh kernels on each device when grappler is done, plain and with everything recomputed that
-    may be."""
+    """Count the Tanh kernels on each device after grappler, plain and with
+    ``checkpoints="memory"``."""
     from tensorflow.python.eager import context
 
     net = Net(mirrored(), rows, layers=4)
@@ -231,8 +231,8 @@ def optimized(rows: int = 2048) -> dict[str, int]:
 
 
 def peaks(rows: int = 8192) -> dict[str, Any]:
-    """Peaks of both devices together, which share one allocator on a CPU; plain, and with half of
-    the memory for each."""
+    """Measure peaks of both devices together, which share one allocator on a CPU: plain, and with
+    ``checkpoints="memory"``."""
     net = Net(mirrored(), rows)
     x = next(
         iter(
@@ -270,7 +270,7 @@ def model(synchronized: bool = False, blocks: int = 4) -> keras.Model:
 def fits(
     settings: list[dict[str, Any]], rows: int = 1024, blocks: int = 4, epochs: int = 2
 ) -> dict[str, Any]:
-    """Keras' fit, with a smaller last batch."""
+    """Train by Keras' fit, with a smaller last batch."""
     strategy = mirrored()
     x, y = numbers("x", rows * 2 - 100, 16), numbers("y", rows * 2 - 100, 1)
 
@@ -309,8 +309,8 @@ def fits(
 
 
 def microbatches() -> dict[str, Any]:
-    """A fit in microbatches, without batch normalization: as far from the plain one as rounding
-    takes it."""
+    """Train by fit in microbatches, without batch normalization, and return the difference of the
+    weights from plain ones', which is due to rounding."""
     strategy = mirrored()
     x, y = numbers("x", 128, 16), numbers("y", 128, 1)
     weights, plans = [], 0
@@ -329,8 +329,7 @@ def microbatches() -> dict[str, Any]:
 
 
 def explained(rows: int = 2048) -> dict[str, Any]:
-    """What is said of a step of two replicas, and of the same one of half of the batch without a
-    strategy."""
+    """Explain a step of two replicas, and the same step of half of the batch without a strategy."""
     net = Net(mirrored(), rows)
     found = []
     half = tf.TensorSpec([rows // 2, WIDTH])

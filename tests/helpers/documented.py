@@ -1,7 +1,7 @@
-"""Examples of the documentation: finding them, and running those that stand alone.
+"""Examples of the documentation: finding them, and running complete programs.
 
-A block of Python that begins with an import stands alone, as the guide tells its readers. A block
-of text right behind it is what it prints.
+A block of Python that begins with an import is a complete program, as the guide tells its readers.
+A block of text right after it is its output.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Block:
     Attributes
     ----------
     page, line
-        Where its text begins.
+        The place where its text begins.
     kind
-        The language that stands behind the fence.
+        The language named after the fence.
     text
-        What is in it.
+        Its text.
     prints
-        What it prints, as far as the page says so.
+        Its output, if the page shows it.
     """
 
     page: Path
@@ -48,17 +48,17 @@ class Block:
 
     @property
     def stands_alone(self) -> bool:
-        """Whether readers may expect that it runs as it is."""
+        """Whether readers may expect the block to run unchanged."""
         return self.kind == "python" and self.text.startswith(("import ", "from "))
 
     @property
     def place(self) -> str:
-        """The page and the line, to be told."""
+        """The page and the line, for messages."""
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
 def blocks(*pages: Path) -> Iterator[Block]:
-    """The blocks of ``pages``, in order."""
+    """Yield the blocks of ``pages``, in order."""
     for page in pages:
         text = page.read_text(encoding="utf-8")
         for found in _BLOCK.finditer(text):
@@ -67,9 +67,9 @@ def blocks(*pages: Path) -> Iterator[Block]:
 
 
 def run(files: list[Path]) -> list[str]:
-    """Run programs one after the other, as one reader would; what each has printed."""
+    """Run programs one after the other, as one reader would; return the output of each."""
     os.chdir(ROOT)
-    # Keras imports what it would warn of later.
+    # An import of Keras now avoids its warnings about later imports.
     import keras  # noqa: F401
 
     printed = []

@@ -1,13 +1,13 @@
 """Calls in fresh processes, without an import of TensorFlow for each.
 
-What `graph_tools.memory.measure.in_fresh_process` does by starting Python takes 3 to 6 seconds
-before the first op. Here, a process that has imported TensorFlow and computed nothing
-(:mod:`multiprocessing`'s fork server) forks each fresh one in hundredths of a second. That is safe
-because TensorFlow starts its threads, devices and allocators with the first op: a fork has them to
-itself.
+`graph_tools.memory.measure.in_fresh_process` starts Python, which takes 3 to 6 seconds before the
+first op. Here, a process that has imported TensorFlow and computed nothing
+(:mod:`multiprocessing`'s fork server) forks each fresh process in hundredths of a second. This is
+safe because TensorFlow starts its threads, devices and allocators with the first op, so that a fork
+has its own.
 
-Only for tests: `in_fresh_process` has tests of its own (`test_measure`), and a call that needs
-another environment needs it.
+It is for tests only. `in_fresh_process` has tests of its own (`test_measure`), and calls that need
+another environment use it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 __all__ = ["context", "end_with_parent", "fresh", "processor_seconds", "start"]
 
-#: What ends a process that hangs: ten times what the longest takes on a quiet machine.
+#: Seconds before a process that hangs is ended: ten times the longest on a quiet machine.
 SECONDS = 600
 
 #: Makes processes that have imported TensorFlow.
@@ -37,23 +37,23 @@ _processor_seconds = [0.0]
 
 
 def processor_seconds() -> float:
-    """The time of all processors that calls took so far: fresh processes are children of the fork
-    server and not of this process."""
+    """Return the processor seconds of all calls so far. (Fresh processes are children of the fork
+    server, not of this process.)"""
     return _processor_seconds[0]
 
 
 def start() -> None:
-    """Start the process that is forked: it imports TensorFlow while tests are collected, and the
-    first test does not wait for that."""
+    """Start the fork server, which imports TensorFlow during collection, so that the first test
+    need not wait for it."""
     forkserver.ensure_running()
 
 
 class FreshProcessError(AssertionError):
-    """The function raised in its own process, or the process ended early."""
+    """The error if the function raised in its own process, or the process ended early."""
 
 
 def fresh(target: str, kwargs: Mapping[str, Any] | None = None, **more: Any) -> Any:
-    """Return what a function returns in a process of its own, which counts memory on the CPU.
+    """Return the result of a function in a process of its own, which counts memory on the CPU.
 
     ``target``: ``"package.module:function"``; ``kwargs`` and ``more``: its arguments. They and the
     result are pickled.
@@ -83,7 +83,7 @@ def fresh(target: str, kwargs: Mapping[str, Any] | None = None, **more: Any) -> 
 
 
 def end_with_parent() -> None:
-    """End this process when the one that asked for it has ended, and could not end it."""
+    """End this process as soon as its parent has ended, even if the parent was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -97,7 +97,7 @@ def end_with_parent() -> None:
 def _call(sender: Connection, target: str, arguments: dict[str, Any]) -> None:
     """Run in the fresh process."""
     end_with_parent()
-    # What is printed is not for pytest, which reads the standard output of its workers.
+    # Output goes to standard error: pytest reads the standard output of its workers.
     os.dup2(sys.stderr.fileno(), 1)
     module, _, function = target.partition(":")
     try:

@@ -25,12 +25,12 @@ class _Op:
 
 @dataclass
 class Maker:
-    """Forward ops by hand, and their backward ops by the chain rule.
+    """A maker of forward ops by hand, and of their backward ops by the chain rule.
 
-    The backward op of a forward op reads the gradient of its output and, as ``residual`` says, the
-    op's ``"inputs"``, its ``"output"``, both (``"both"``) or nothing (``"none"``), and makes one
-    gradient for each input that is not a source. Gradients of a value that several ops read are
-    added up, two at a time.
+    The backward op of a forward op reads the gradient of its output. In addition, ``residual`` says
+    whether it reads the op's ``"inputs"``, its ``"output"``, both (``"both"``) or neither
+    (``"none"``). It makes one gradient for each input that is not a source. The gradients of a
+    value that several ops read are added, two at a time.
     """
 
     forwards: bool = False
@@ -38,7 +38,7 @@ class Maker:
     producer: list[int] = field(default_factory=list)
 
     def op(self, *reads: int, size: int | tuple[int, ...] = UNIT, **what) -> int:
-        """Add an op; the number of its first value (several sizes: several values)."""
+        """Add an op; return the number of its first value (several sizes: several values)."""
         sizes = size if isinstance(size, tuple) else (size,)
         self.ops.append(_Op(reads, sizes, **{"forwards": self.forwards, **what}))
         first = len(self.producer)
@@ -46,11 +46,11 @@ class Maker:
         return first
 
     def source(self) -> int:
-        """A value that costs nothing, such as a fed input."""
+        """Add a value without bytes, such as a fed input."""
         return self.op(size=0, clonable=False)
 
     def graph(self, *, hold: bool = False, losses: tuple[int, ...] = ()) -> TrainingGraph:
-        """The training graph; ``losses`` are differentiated, or the last value."""
+        """Return the training graph; ``losses``: values to differentiate, by default the last."""
         ops = list(self.ops)
         reads = [op.reads for op in ops]
         size: list[int] = []
@@ -127,7 +127,7 @@ class Maker:
 
 
 def chain(sizes, *, residual="inputs", forwards=False) -> TrainingGraph:
-    """Ops one behind the other, of these bytes."""
+    """Return a chain of ops with outputs of these bytes."""
     make = Maker(forwards)
     at = make.source()
     for size in sizes:
@@ -136,7 +136,7 @@ def chain(sizes, *, residual="inputs", forwards=False) -> TrainingGraph:
 
 
 def residual_chain(n: int, *, forwards=True, size=UNIT) -> TrainingGraph:
-    """n blocks ``x + f(x)``: two ops each; the addition needs no residual."""
+    """Return n blocks ``x + f(x)``: two ops each; the addition needs no residual."""
     make = Maker(forwards)
     at = make.op(make.source(), size=size)
     for _ in range(n):
@@ -146,7 +146,7 @@ def residual_chain(n: int, *, forwards=True, size=UNIT) -> TrainingGraph:
 
 
 def two_states(n: int) -> TrainingGraph:
-    """Reversible-like or recurrent state of two tensors: no single tensor cuts it."""
+    """Return a graph with a state of two tensors, as in recurrences: no single tensor cuts it."""
     make = Maker()
     a = make.op(make.source())
     b = make.op(make.source())
@@ -157,8 +157,8 @@ def two_states(n: int) -> TrainingGraph:
 
 
 def u_shape(n: int) -> TrainingGraph:
-    """Down n levels of shrinking bytes and up again, with a skip and a concatenation at each
-    level."""
+    """Return a graph that goes down n levels of shrinking bytes and up again, with a skip and a
+    concatenation at each level."""
     make = Maker()
     at = make.source()
     skips = []
@@ -175,7 +175,7 @@ def u_shape(n: int) -> TrainingGraph:
 
 
 def growing(n: int, *, size=4) -> TrainingGraph:
-    """Every layer reads the concatenation of all before it (DenseNet)."""
+    """Return a graph in which every layer reads the concatenation of all before it (DenseNet)."""
     make = Maker()
     features = [make.op(make.source(), size=size)]
     for _ in range(n):
@@ -186,7 +186,7 @@ def growing(n: int, *, size=4) -> TrainingGraph:
 
 
 def with_draws(n: int) -> TrainingGraph:
-    """A chain in which every third op multiplies by a mask that must not be drawn again."""
+    """Return a chain in which every third op multiplies by a mask that must not be recomputed."""
     make = Maker()
     at = make.op(make.source(), size=4)
     for k in range(n):

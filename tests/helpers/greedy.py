@@ -1,4 +1,4 @@
-"""A planner for tests of what stands around planners: plain, slow, and true to its budget."""
+"""A planner for tests of the code around planners: simple, slow, and true to its budget."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 
 def greedy(graph: TrainingGraph, limits: Limits) -> Proposal:
-    """Keep every k-th residual, for the k with which the peak is least; then as many others as the
-    budget allows."""
+    """Keep every k-th residual, for the k with the least peak; within a budget, for the k with the
+    least extra time, plus as many other residuals as fit."""
     residuals = sorted(graph.residuals, key=lambda s: int(graph.producer[s]))
     tried = []
     for k in range(1, 9):

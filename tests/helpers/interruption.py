@@ -1,9 +1,9 @@
-"""A pytest plugin: a run that is ended from outside leaves no process behind.
+"""A pytest plugin: an interrupted run leaves no process behind.
 
-Ctrl-C and SIGTERM end the run, its workers, and all that they have started: measured processes,
+Ctrl-C and SIGTERM end the run, its workers, and all processes that they have started: measurements,
 clusters, solvers, kernels of notebooks. Processes are found by their parents, so that none needs to
-be registered. The product catches Ctrl-C while it plans, and Python ignores it in destructors: a
-test that goes on after the signal is ended with its process.
+be registered. The library catches Ctrl-C while it plans, and Python ignores it in destructors: if a
+test continues after the signal, it is ended with its process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 __all__ = ["pytest_sessionstart"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: Seconds that pytest has to end by itself.
+#: Seconds for pytest to end by itself.
 PATIENCE = 5.0
 
 
@@ -32,11 +32,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     def ended(number: int, frame: FrameType | None) -> None:
         for one in SIGNALS:
             signal.signal(one, signal.SIG_IGN)
-        # Before any test hears of it: one that ended its own process would make that process'
-        # children hard to find.
+        # Before any test gets the signal: if a test ended its own process, the children of that
+        # process would be hard to find.
         _kill_children()
         why = f"ended by {signal.Signals(number).name}"
-        # After this test, if that catches what is raised here; and at the latest when time is over.
+        # The run ends after this test if that catches the exception, or when the timer is over.
         session.shouldstop = why
         timer = threading.Timer(PATIENCE, _exit)
         timer.daemon = True
@@ -56,7 +56,7 @@ def _kill_children() -> None:
     found: set[psutil.Process] = set()
     while new := {*psutil.Process().children(recursive=True)} - found:
         found |= new
-        # What is stopped starts no more processes.
+        # A stopped process starts no more processes.
         _send(new, signal.SIGSTOP)
     _send(found, signal.SIGKILL)
 

@@ -25,7 +25,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 class WithTape(keras.Model):
-    """A training step of the user's."""
+    """A model with a training step of its own, by a tape."""
 
     def train_step(self, batch: Any) -> dict[str, tf.Tensor]:
         x, y = batch
@@ -37,7 +37,7 @@ class WithTape(keras.Model):
 
 
 class WithGradients(keras.Model):
-    """The same with tf.gradients."""
+    """A model with a training step of its own, by ``tf.gradients``."""
 
     def train_step(self, batch: Any) -> dict[str, tf.Tensor]:
         x, y = batch
@@ -58,7 +58,7 @@ def build(kind: type[keras.Model] = keras.Model, activation: str = "gelu") -> ke
 
 
 def convolutions(size: int, layers: int, optimizer: str) -> keras.Model:
-    """A compiled classifier of images of ``size`` × ``size``: convolutions one behind the other."""
+    """Return a compiled classifier of images of ``size`` × ``size``: a chain of convolutions."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
@@ -94,7 +94,7 @@ def fit(model: keras.Model, callback: Any = None, **options: Any) -> list[float]
 def assert_trains_alike(
     make: Callable[[], keras.Model], tolerance: float = 0.0, **fitting: Any
 ) -> Any:
-    """The same losses and weights with the callback; its plans."""
+    """Assert that the callback changes no losses and weights; return its plans."""
     plain, ours = make(), make()
     losses = fit(plain, **fitting)
     callback = MemorySavingGradients(checkpoints="memory")

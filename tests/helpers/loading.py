@@ -1,5 +1,5 @@
-"""Functions for fresh processes that load a saved model, and have imported nothing but Keras and
-this library's layers."""
+"""Functions for fresh processes that load a saved model, and import only Keras and this library's
+layers."""
 
 from __future__ import annotations
 

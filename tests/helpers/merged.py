@@ -1,14 +1,13 @@
-"""A rewritten graph with everything that TensorFlow may merge made one: an oracle, written apart
-from what rewrites.
+"""A rewritten graph in which all ops that TensorFlow may merge are merged: an oracle, written apart
+from the rewriter.
 
-Two ops become one where oneDNN's layout pass or grappler's remapper may make one kernel of them: an
-op and the only one that reads what it makes, and the gradients of a filter and of the bias that is
-added behind it. Grappler takes out identities that it may touch, makes one of equal ops, and a
-constant of what needs shapes alone, which needs control edges for that, and no more than an op's
-inputs.
+OneDNN's layout pass and grappler's remapper may make one kernel of two ops: of an op and the only
+reader of its output, and of the gradients of a filter and of the bias that is added after it.
+Grappler removes identities that it may touch, and merges equal ops. It replaces an op that needs
+only shapes by a constant, which waits for the op's inputs by control edges.
 
-The layout pass merges whatever waits for the first of two ops. What the remapper merges must not be
-waited for. So a circle in the graph of merged ops is what ends a step with "nodes in a cycle".
+The layout pass merges two ops even if other ops wait for the first one. The remapper merges only if
+none waits. A circle in the graph of merged ops makes a step fail with "nodes in a cycle".
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _SEEN_THROUGH = frozenset(
 )
 _SHAPES = frozenset("Shape ShapeN Size Rank ZerosLike OnesLike".split())
 _PROTECTED = "_grappler_do_not_remove"
-#: What oneDNN's layout pass merges.
+#: Pairs of op types that oneDNN's layout pass merges.
 _LAYOUT = {("Conv2D", "BiasAdd"), ("Pad", "Conv2D")}
 _PRODUCTS = frozenset("Conv2D Conv3D DepthwiseConv2dNative MatMul BatchMatMulV2".split())
 _NORMS = frozenset("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3".split())
@@ -34,8 +33,8 @@ _ENDS = frozenset("Relu Relu6 Elu LeakyRelu Tanh Sigmoid Mul Add AddV2 AddN".spl
 
 
 def circle(graph: tf.Graph, ends: Collection[tf.Operation]) -> list[tuple[str, str]]:
-    """The edges of a circle among the ops that ``ends`` need, with all that may be merged made one;
-    none if there is none."""
+    """Return the edges of a circle among the ops that ``ends`` need, after all possible merges, or
+    an empty list."""
     live = _needed(ends)
     union = nx.utils.UnionFind(live)
     for first, second in pairs(graph, ends):
@@ -56,9 +55,9 @@ def circle(graph: tf.Graph, ends: Collection[tf.Operation]) -> list[tuple[str, s
 def pairs(
     graph: tf.Graph, ends: Collection[tf.Operation]
 ) -> list[tuple[tf.Operation, tf.Operation]]:
-    """Ops that ``ends`` need and that may become one."""
+    """Return the pairs of ops that ``ends`` need and that may be merged."""
     live = _needed(ends)
-    # Whoever waits for an identity that grappler takes out waits for what it reads.
+    # An op that waits for an identity that grappler removes waits for the identity's input.
     waited_for = {before for op in live for before in op.control_inputs}
     waited_for |= {_seen(op.outputs[0]).op for op in waited_for if op.outputs}
     readers: dict[object, list[tf.Operation]] = {}

@@ -1,4 +1,4 @@
-"""What runs in processes of its own for `test_offload`: an accelerator, connected to a host."""
+"""Functions for fresh processes of `test_offload`: an accelerator, connected to a host."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.helpers.support import arithmetic_rewriting, numbers
 
 @contextmanager
 def host() -> Iterator[int]:
-    """Connect to a host, as `benchmarks.techniques.cluster.host` does, whose process is forked and
-    need not import TensorFlow; its id."""
+    """Connect to a host, like `benchmarks.techniques.cluster.host`, and yield its process id. The
+    process is forked, so it need not import TensorFlow."""
     ports = {job: f"localhost:{cluster._port()}" for job in ("accelerator", "host")}
     reader, writer = os.pipe()
     process = os.fork()
     if not process:
         os.dup2(writer, 1)
-        # The test waits until nobody holds the pipe of its answer.
+        # The test waits until no process holds the pipe of its answer.
         os.closerange(3, 256)
         try:
             cluster._serve(*ports.values())
@@ -53,7 +53,7 @@ def host() -> Iterator[int]:
 
 
 def gradients_of(network: Any, settings: dict[str, Any] | None) -> tuple[Any, Any]:
-    """A function that returns the loss and all gradients, and its arguments."""
+    """Return a function that returns the loss and all gradients, and its arguments."""
 
     @tf.function
     def step(*batch: tf.Tensor) -> Any:
@@ -68,9 +68,9 @@ def gradients_of(network: Any, settings: dict[str, Any] | None) -> tuple[Any, An
 
 
 def same(model: str, options: dict[str, Any], settings: list[dict[str, Any]]) -> dict[str, Any]:
-    """Whether gradients are the same to the last bit with each of ``settings`` (``link``: of the
-    `ms.Offload`), and what was offloaded."""
-    # What is recomputed to be compared need not save anything.
+    """Compare gradients to the last bit with each of ``settings`` (``link``: arguments of
+    `ms.Offload`), and return figures of the plans."""
+    # Plans are followed even if they save nothing: only results are compared.
     followed = mock.patch.object(Attempts, "if_it_saves", lambda _, found: found)
     with host(), arithmetic_rewriting(False), followed:
         tf.config.experimental.enable_op_determinism()
@@ -84,7 +84,7 @@ def same(model: str, options: dict[str, Any], settings: list[dict[str, Any]]) ->
             results = _run(step, batch)
             equal = [a.tobytes() == b.tobytes() for a, b in zip(results, expected, strict=True)]
             if "max_slowdown" in wanted and not ms.plans(step):
-                # A small network, of which nothing can be saved in so little time.
+                # A small network, in which nothing can be saved in so little time.
                 found.append({"equal": all(equal)})
                 continue
             plan = ms.plans(step)[-1]
@@ -109,8 +109,8 @@ def _run(step: Any, batch: Any) -> list[Any]:
 
 
 def chain(layers: int = 24, rows: int = 2048, width: int = 128) -> Any:
-    """A function from settings to a step: sines and products, each of ``rows`` times ``width``
-    numbers."""
+    """Return a function from settings to a step: sines and products, each of ``rows`` times
+    ``width`` numbers."""
     x = tf.constant(numbers("x", rows, width))
     w = [tf.Variable(numbers(f"w{k}", width, width, scale=width**-0.5)) for k in range(layers)]
 
@@ -130,8 +130,8 @@ def chain(layers: int = 24, rows: int = 2048, width: int = 128) -> Any:
 
 
 def peaks(large: bool) -> dict[str, Any]:
-    """Transient peaks of the accelerator: plain, nothing recomputed, everything offloaded; the
-    least of the last in several steps; and as simulated."""
+    """Measure transient peaks of the accelerator: plain, nothing recomputed, everything offloaded.
+    Of the last: the least of several steps, and the simulated peak."""
     with cluster.host() if large else host():
         make = chain(rows=4096, width=256) if large else chain()
         found = {}
@@ -149,7 +149,7 @@ def peaks(large: bool) -> dict[str, Any]:
 
 
 def killed() -> dict[str, Any]:
-    """What a step ends in when its host is killed meanwhile, and how long that takes."""
+    """Return the error of a step whose host is killed meanwhile, and the seconds until then."""
     with host() as process:
         step = chain()({"planner": "keep", "offload": HOST})
         step()
@@ -169,7 +169,7 @@ def killed() -> dict[str, Any]:
 
 
 def errors() -> dict[str, Any]:
-    """What is said of devices that cannot be used."""
+    """Return the errors for devices, plans and budgets that cannot be used."""
     said = {}
     with host():
         make = chain(8, 512, 64)
@@ -219,8 +219,7 @@ def _two_devices() -> None:
 
 
 def placed() -> dict[str, Any]:
-    """What comes of offloading from each device to each: how many tensors are offloaded, or an
-    error."""
+    """Offload from each device to each, and return the numbers of offloaded tensors, or errors."""
     _two_devices()
     found: dict[str, Any] = {}
     for home in ("/CPU:0", "/CPU:1"):
@@ -238,7 +237,7 @@ def placed() -> dict[str, Any]:
 
 
 def in_the_optimized_graph() -> dict[str, Any]:
-    """Where copies stand, and what they wait for, when grappler is done; on two logical devices."""
+    """Count copies by device, and waiting copies, in grappler's output on two logical devices."""
     from tensorflow.python.eager import context
 
     _two_devices()

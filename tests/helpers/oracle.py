@@ -1,10 +1,10 @@
 """The least extra time of any schedule of a small graph, by exhaustive search; written apart from
 planners and simulator.
 
-A state is how many originals have run, and which forward values are there. From it one may drop a
-value, run a forward op once more, or run the next original. Dijkstra's search finds the least time
-to the end in which the bytes never exceed the budget: a value takes its bytes while it is there and
-somebody may read it, a gradient from its op to its last reader, an output while its op runs.
+A state is the number of originals that have run, and the set of forward values alive. A transition
+drops a value, recomputes a forward op, or runs the next original. Dijkstra's search finds the least
+time to the end in which the bytes never exceed the budget. A forward value takes its bytes until it
+is dropped, a gradient from its op to its last reader, an output while its op runs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 
 def least_seconds(graph: TrainingGraph, budget: int, *, forward_first: bool = True) -> float:
-    """The least extra seconds within ``budget``; ``inf`` if no schedule is. Views and in-place
-    writes are not known here.
+    """Return the least extra seconds within ``budget``; ``inf`` if no schedule fits. Graphs must
+    have no views and no in-place writes.
 
-    ``forward_first``: nothing is run again before all forward ops have run.
+    ``forward_first``: nothing is recomputed before all forward ops have run.
     """
     assert not graph.forwards.any() and (graph.storage == range(len(graph.storage))).all()
     early = [v for v in range(len(graph.producer)) if graph.producer[v] < graph.first_backward]
     sizes = [0 if graph.source[v] else int(graph.size[v]) for v in range(len(graph.producer))]
     last_read = {v: op for op in range(graph.length) for v in graph.reads[op]}
-    # Bytes of gradients alive while op runs, those that it makes included.
+    # Bytes of gradients alive while an op runs, including the op's own.
     late = [
         sum(
             sizes[v]

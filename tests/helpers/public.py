@@ -16,7 +16,7 @@ MODULES = (ms, ms.keras, ms.attention, planners, errors, graph_tools, measure)
 
 
 def public_names() -> dict[str, Any]:
-    """Return what each public name names, by module and name."""
+    """Return the objects of all public names, by module and name."""
     return {
         f"{module.__name__}.{name}": getattr(module, name)
         for module in MODULES

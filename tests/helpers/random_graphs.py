@@ -1,5 +1,5 @@
-"""Random training graphs for the tests of planners: small ones for exhaustive search, and ones with
-all there is in them."""
+"""Random training graphs for the tests of planners: small graphs for exhaustive search, and graphs
+with every feature."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.helpers.graphs import Maker
 
 
 def small(seed: int, most: int = 7) -> TrainingGraph:
-    """A random graph of up to ``most`` forward ops, as exhaustive search knows them: no views,
-    nothing written in place."""
+    """Return a random graph of up to ``most`` forward ops for exhaustive search: no views, nothing
+    written in place."""
     draw = random.Random(seed)
     make = Maker()
     values: list[int] = []
@@ -28,7 +28,7 @@ def small(seed: int, most: int = 7) -> TrainingGraph:
             make.op(
                 *(read or [make.source()]),
                 size=draw.randint(1, 4),
-                # The loss's backward op reads what the loss did: else it could be postponed.
+                # The loss's backward op reads the loss's inputs: else it could be postponed.
                 residual=draw.choice(kinds) if k < many - 1 else "inputs",
                 clonable=draw.random() < 0.9,
             )
@@ -41,7 +41,7 @@ def small(seed: int, most: int = 7) -> TrainingGraph:
 
 
 def rigid(graph: TrainingGraph) -> TrainingGraph:
-    """``graph`` with nothing written in place."""
+    """Return ``graph`` with nothing written in place."""
     return dataclasses.replace(graph, forwards=np.zeros_like(graph.forwards))
 
 
@@ -51,7 +51,7 @@ def rich(draw, *, most: int = 14, sums: bool = False):
     values; their backward ops.
 
     One or several losses; some gradients are held to the end; some ops take scratch space.
-    ``sums``: sums of gradients are single ops, which may add their addends as they come.
+    ``sums``: sums of gradients are single ops, which may add their addends as they arrive.
     """
     make = Maker()
     sizes = st.one_of(st.integers(1, 9), st.integers(1, 9).map(lambda n: 4000 * n))
@@ -83,15 +83,15 @@ def rich(draw, *, most: int = 14, sums: bool = False):
     if draw(st.booleans()):
         scratch = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 9, graph.length)
         graph = dataclasses.replace(graph, workspace=scratch * draw(st.sampled_from([1, 1000])))
-    # Looking at a buffer takes no time, nor does what is there anyway.
+    # Views and sources take no time.
     works = np.array([any(graph.size[v] for v in made) for made in graph.writes])
     graph = dataclasses.replace(graph, seconds=graph.seconds * works)
     return long_sums(graph) if sums else graph
 
 
 def long_sums(graph: TrainingGraph) -> TrainingGraph:
-    """``graph`` with each chain of additions of two gradients as one op, which may add its addends
-    as they come."""
+    """Return ``graph`` with each chain of additions of two gradients merged into one op, which may
+    add its addends as they arrive."""
     border, producer = graph.first_backward, graph.producer.tolist()
     readers: dict[int, int] = {}
     for read in graph.reads:

@@ -1,8 +1,8 @@
-"""Random programs of calls, branches and loops nested in each other, differentiated several times
-over, as plain data.
+"""Random programs of calls, branches and loops nested in each other, differentiated several times,
+as plain data.
 
-A program is a tree of instructions. Whatever is in it, it is valid, so Hypothesis can shrink it to
-the smallest one that fails. Each instruction takes one matrix of `SHAPE` to another one.
+A program is a tree of instructions. Every tree is valid, so Hypothesis can shrink it to the
+smallest one that fails. Each instruction maps one matrix of `SHAPE` to another one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Steps = tuple[tuple[Any, ...], ...]
 
 @dataclass(frozen=True)
 class Nested:
-    """What is computed and differentiated.
+    """A program and the gradients to compute.
 
     Attributes
     ----------
@@ -45,9 +45,8 @@ class Nested:
     losses
         Results of steps, counted from the last one.
     derivatives
-        For each gradient computation, what it differentiates: a loss, or the squares of the
-        gradients of an earlier computation; and whether it is asked with respect to a hidden
-        result, too.
+        For each gradient computation: the number of a loss, or of the sum of squares of an earlier
+        computation's gradients, and whether it is with respect to a hidden result, too.
     """
 
     steps: Steps
@@ -71,7 +70,7 @@ def _steps(depth: int, most: int) -> st.SearchStrategy[Steps]:
 
 
 def programs(depth: int = 2, most: int = 6) -> st.SearchStrategy[Nested]:
-    """Programs of at most ``most`` instructions at each of ``depth`` levels and the top."""
+    """Generate programs of at most ``most`` instructions at the top, and 3 at ``depth`` levels."""
     return st.builds(
         Nested,
         _steps(depth, most),
@@ -81,7 +80,7 @@ def programs(depth: int = 2, most: int = 6) -> st.SearchStrategy[Nested]:
 
 
 def values() -> tuple[np.ndarray, list[np.ndarray]]:
-    """Numbers for the matrix that a program begins with, and for its weights."""
+    """Return values for the matrix that a program begins with, and for its weights."""
     draw = np.random.default_rng(5)
     first = draw.normal(size=SHAPE).astype(np.float32)
     weights = [draw.normal(size=(SHAPE[1], SHAPE[1])) / 2 for _ in range(WEIGHTS)]
@@ -89,7 +88,7 @@ def values() -> tuple[np.ndarray, list[np.ndarray]]:
 
 
 def run(steps: Steps, h: tf.Tensor, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The result of each step, the first being ``h``."""
+    """Return ``h`` and the result of each step."""
 
     def last(inner: Steps) -> Callable[[tf.Tensor], tf.Tensor]:
         return lambda h: run(inner, h, weights)[-1]
@@ -111,7 +110,7 @@ def run(steps: Steps, h: tf.Tensor, weights: Sequence[tf.Tensor]) -> list[tf.Ten
             h = tf.while_loop(
                 lambda k, h, count=count: k < count, lambda k, h, f=body: (k + 1, f(h)), (0, h)
             )[1]
-        # Numbers stay of a size, or differences of rounding grow without end.
+        # Tanh bounds the numbers: else differences of rounding would grow without end.
         found.append(tf.tanh(h) if kind != "op" or more[0] == 3 else h)
         found[-1].set_shape(SHAPE)
     return found
@@ -123,7 +122,7 @@ def differentiated(
     weights: Sequence[tf.Tensor],
     gradients: Callable[[Any, Any], list[tf.Tensor | None]],
 ) -> tuple[list[tf.Tensor], list[tf.Tensor | None]]:
-    """All hidden results of a program, and all of its gradients."""
+    """Return all hidden results of a program, and all of its gradients."""
     hidden = run(program.steps, h, weights)
     losses = [tf.reduce_sum(tf.sin(hidden[-1 - number % len(hidden)])) for number in program.losses]
     found: list[tf.Tensor | None] = []
@@ -132,6 +131,6 @@ def differentiated(
         grads = gradients(losses[number % len(losses)], xs)
         found += grads
         squares = [tf.reduce_sum(tf.square(g)) for g in grads if g is not None]
-        # Constants, and what does not depend on anything, have no further gradients worth a look.
+        # Gradients that are all None have no squares to differentiate.
         losses += [tf.add_n(squares)] if squares else []
     return hidden, found

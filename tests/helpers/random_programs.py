@@ -1,8 +1,8 @@
 """Random TensorFlow programs as plain data.
 
-A program is a list of instructions, each a tuple of small integers, that a stack of tensors
-interprets: whatever the integers are, the program is valid, so Hypothesis can shrink it to the
-shortest one that fails. Every tensor of the stack is a matrix of `ROWS` rows in float32.
+A program is a list of instructions for a stack of tensors, each a tuple of a name and small
+integers. Any integers are valid, so Hypothesis can shrink a program to the shortest one that fails.
+Every tensor of the stack is a matrix of `ROWS` rows in float32.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 ROWS = 4
 WIDTHS = (2, 3, 4, 6, 8)
-#: Roundings of half and of single precision, shares of the largest value.
+#: Rounding of half and of single precision, as a share of the largest value.
 HALF, SINGLE = 2.0**-6, 1e-6
-#: Those of several sums behind one another, each of ten addends in any order, which may cancel.
+#: Rounding of several sums in a chain, each of ten addends in any order, which may cancel.
 IN_ANY_ORDER = 1e-5
 #: Wider matrices are cut, so that repeated concatenation does not explode.
 WIDEST = 24
@@ -89,17 +89,17 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions and what is differentiated.
+    """Instructions, and the losses to differentiate.
 
     Attributes
     ----------
     steps
-        ``(kind, a, b, c)``: a name of `KINDS` and three operands, taken modulo whatever they choose
-        among.
+        ``(kind, a, b, c)``: a name of `KINDS` and three operands, taken modulo the number of
+        choices.
     losses
         Tensors of the stack, counted from the newest, whose sums are the losses.
     joined
-        Whether the losses are added up to one.
+        Whether the losses are added to a single one.
     """
 
     steps: tuple[tuple[str, int, int, int], ...]
@@ -111,7 +111,7 @@ _operand = st.integers(0, 11)
 
 
 def programs(least: int = 3, most: int = 22) -> st.SearchStrategy[Program]:
-    """Programs of ``least`` to ``most`` instructions."""
+    """Generate programs of ``least`` to ``most`` instructions."""
     instruction = st.tuples(st.sampled_from(KINDS), _operand, _operand, _operand)
     return st.builds(
         Program,
@@ -122,13 +122,12 @@ def programs(least: int = 3, most: int = 22) -> st.SearchStrategy[Program]:
 
 
 def rounding(program: Program) -> float:
-    """By how much results may differ that are the same but for rounding."""
+    """Return the difference of results that rounding explains."""
     return HALF if any(kind.startswith("half") for kind, *_ in program.steps) else SINGLE
 
 
 class Weights:
-    """Variables by shape and slot; a program that asks twice for the same gets the same (tied
-    weights)."""
+    """Variables by shape and slot; a program that uses one twice has tied weights."""
 
     SLOTS = 2
 
@@ -148,7 +147,7 @@ class Weights:
 
 @dataclass(eq=False)
 class Built:
-    """A program in a graph: its losses, what to differentiate by, and every tensor that it made."""
+    """A program in a graph: its losses, the xs of its gradients, and every tensor that it made."""
 
     losses: list[tf.Tensor]
     xs: list[object]
@@ -156,7 +155,7 @@ class Built:
 
 
 def inputs() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Data to run programs on: two matrices, indices."""
+    """Return data for programs: two matrices, indices."""
     draw = np.random.default_rng(11)
     return (
         tf.constant(draw.normal(size=(ROWS, 4)).astype(np.float32)),
@@ -287,7 +286,7 @@ def build(
 
 
 def between(xs: list[object], losses: list[tf.Tensor], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Those of ``tensors`` that a gradient from ``losses`` to ``xs`` passes, both ends left out."""
+    """Return the ``tensors`` that gradients from ``losses`` to ``xs`` pass, without the ends."""
     graph = losses[0].graph
     captured = {id(outside): inside for outside, inside in graph.captures}
     starts = []
@@ -325,10 +324,10 @@ def between(xs: list[object], losses: list[tf.Tensor], tensors: list[tf.Tensor])
 
 
 def adds_in_any_order(graph: tf.Graph, forward: int) -> bool:
-    """Return whether an `AddN` of three or more sums gradients. ``forward``: the ops before those.
+    """Return whether an `AddN` sums three or more gradients. ``forward``: number of forward ops.
 
-    It begins with an addend whose buffer is free just then, so that TensorFlow's own last bits
-    depend on timing.
+    It begins with an addend whose buffer happens to be free, so that the last bits of TensorFlow's
+    own sums depend on timing.
     """
     backward = graph.get_operations()[forward:]
     return any(op.type == "AddN" and len(op.inputs) > 2 for op in backward)

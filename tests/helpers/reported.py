@@ -1,4 +1,4 @@
-"""Plans and explanations made by hand, to be reported."""
+"""Plans and explanations made by hand, for tests of reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def decision(tensor: str, size: int = 4096, **fields: Any) -> ms.Decision:
 
 
 def simulation(*mebibytes: int, largest: tuple[Alive, ...] = ()) -> Simulation:
-    """A step with so much alive at each op."""
+    """Return the simulation of a step with these mebibytes alive at each op."""
     alive = np.array(mebibytes, np.int64) * MIB
     peak = int(alive.max(initial=0))
     lives = np.zeros(1, np.int64), np.ones(1, np.int64), np.array([peak])

@@ -1,18 +1,16 @@
-"""How many of its cases a test tries: a sample in the fast suite, all of them with ``pytest
---thorough``.
+"""Samples of the cases of a test in the fast suite; ``pytest --thorough`` tries all of them.
 
 - `examples`: a property test tries a tenth of its examples.
 - `sample`: a test that loops over a product tries each value of each factor at least once.
-- `one_of`: a test that loops over values none of which is more likely to fail than the others tries
-  one.
-- `covering`: of a product of parameters, the cases in which each pair of values occurs are fast,
-  and all others are slow.
+- `one_of`: a test that loops over equally risky values tries one of them.
+- `covering`: in a product of parameters, enough cases are fast to have each pair of values; all
+  others are slow.
 - `slow`: parameters that the fast suite leaves out.
 
-Which cases `sample` and `one_of` take depends on the name of the test, so that many tests try all
-values. These tests are marked ``sampled``.
+The cases of `sample` and `one_of` depend on the name of the test, so that many tests together try
+all values. These tests are marked ``sampled``.
 
-``make test-slow`` runs what is marked ``slow``, ``sampled`` or ``hypothesis`` (Hypothesis' own
+``make test-slow`` runs the tests marked ``slow``, ``sampled`` or ``hypothesis`` (Hypothesis' own
 marker), thoroughly.
 """
 
@@ -29,18 +27,18 @@ __all__ = ["covering", "examples", "one_of", "sample", "slow"]
 
 _FEWER = 10
 
-#: Set by `tests.conftest`: the first before tests are imported, the second before each test.
+#: `tests.conftest` sets the first one before tests are imported, the second one before each test.
 thorough = False
 running: pytest.Item | None = None
 
 
 def examples(count: int) -> int:
-    """How many examples a property test tries, of ``count``."""
+    """Return the number of examples that a property test tries, of ``count``."""
     return count if thorough else -(-count // _FEWER)
 
 
 def sample(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Cases of the product of ``factors`` in which each value occurs."""
+    """Return cases of the product of ``factors`` in which each value occurs."""
     cases = [*itertools.product(*factors)]
     count = max(map(len, factors))
     if thorough or count == len(cases):
@@ -53,13 +51,13 @@ def sample(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def one_of(values: Iterable[Any]) -> list[Any]:
-    """A list of one of ``values``, which are strings and the like."""
+    """Return a list of one of ``values``, whose printed forms must not change between runs."""
     values = [*values]
     return values if thorough else [values[_number(values) % len(values)]]
 
 
 def _number(*more: Any) -> int:
-    """Return a number that depends on the test that runs, and on what ``more`` prints."""
+    """Return a number that depends on the running test, and on the printed form of ``more``."""
     assert running is not None
     if running.get_closest_marker("sampled") is None:
         raise AssertionError(f"{running.nodeid} tries a sample of its cases: mark it sampled")
@@ -67,10 +65,10 @@ def _number(*more: Any) -> int:
 
 
 def covering(*factors: Sequence[Any], pairs: bool = True) -> list[Any]:
-    """Parameters of a product: those that a greedy cover by pairs of values takes are fast, all
-    others slow.
+    """Return the parameters of a product: a greedy cover of all pairs of values is fast, all other
+    cases are slow.
 
-    With two factors, or ``pairs=False``, it is each single value that occurs in a fast case.
+    With up to two factors, or ``pairs=False``, fast cases cover each single value instead.
     """
     strength = 2 if pairs and len(factors) > 2 else 1
     cases = [*itertools.product(*(range(len(values)) for values in factors))]
@@ -91,5 +89,5 @@ def covering(*factors: Sequence[Any], pairs: bool = True) -> list[Any]:
 
 
 def slow(*values: Any) -> list[Any]:
-    """Parameters that are left out of the fast suite."""
+    """Return parameters that the fast suite leaves out."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable
 
 from memsaving_gradients.schedules.schedule import Schedule, Step
 
-#: Copies after which nothing more is forgotten: programs in which everything is take exponentially
-#: many.
+#: The number of copies after which nothing more is forgotten: if everything is, some programs need
+#: exponentially many.
 MOST_COPIES = 150
 
 
@@ -23,19 +23,18 @@ def forgetful(
     chained: bool = False,
     order: Iterable[int] | None = None,
 ) -> Schedule:
-    """A random schedule: what is read is forgotten with probability ``forget``, and recomputed when
-    it is read next.
+    """Return a random schedule, which forgets a value after a read with probability ``forget``, and
+    recomputes it for the next read.
 
-    ``older``: how often an earlier copy is read instead of the newest. ``alone``: ops that are
-    merged with the only one that reads them, so that every copy of the one belongs to one copy of
-    the other. ``chained``: whether long sums are. ``order``: of the backward ops, that of the graph
-    if it is not given.
+    ``older``: the probability to read an earlier copy instead of the newest. ``alone``: ops merged
+    with their only reader, so that every copy of an op belongs to one copy of the reader.
+    ``chained``: whether to chain long sums. ``order``: of the backward ops, by default the graph's.
     """
     draw = random.Random(seed)
     border, losable = graph.first_backward, graph.losable.tolist()
     producer = graph.producer.tolist()
     count: Counter[int] = Counter()
-    # The copy that is there, of each op that was not forgotten.
+    # The available copy of each op that was not forgotten.
     have = {
         op: 0
         for op in range(border)
@@ -45,7 +44,7 @@ def forgetful(
     steps = [Step(op) for op in range(border)]
 
     def run(wanted: int) -> None:
-        # Each frame: an op, which copies it reads (as far as that is known).
+        # Each frame: an op, and the copies that it reads, as far as they are known.
         stack: list[tuple[int, list[int]]] = [(wanted, [])]
         while stack:
             op, copies = stack[-1]
@@ -77,7 +76,7 @@ def forgetful(
                 count[op] += 1
                 copy = count[op]
                 if op in alone:
-                    # Whoever asked for it is next, and has it for itself.
+                    # The op that needs it is the next frame, and its only reader.
                     stack[-1][1].append(copy)
                 else:
                     have[op] = copy
@@ -89,8 +88,8 @@ def forgetful(
 
 
 def shuffled(step, seed: int) -> list[int]:
-    """The backward ops of a captured step in a random order in which each comes after what it
-    needs."""
+    """Return the backward ops of a captured step in a random order in which each op comes after the
+    ops that it needs."""
     draw = random.Random(seed)
     ops, border = step.source, step.graph.first_backward
     readers: dict[int, list[int]] = {i: [] for i in range(border, step.graph.length)}
@@ -103,7 +102,7 @@ def shuffled(step, seed: int) -> list[int]:
     ready = [i for i, many in missing.items() if not many]
     found = []
     while ready:
-        # The newest or any: whole branches come late.
+        # The newest op or any other, so that whole branches come late.
         k = len(ready) - 1 if draw.random() < 0.5 else draw.randrange(len(ready))
         found.append(op := ready.pop(k))
         for reader in readers[op]:
@@ -114,10 +113,10 @@ def shuffled(step, seed: int) -> list[int]:
 
 
 def halving(graph) -> Schedule:
-    """The recursive schedule of a chain: keep the middle, finish the second half, then do the first
-    one likewise.
+    """Return the recursive schedule of a chain: keep the middle, finish the second half, then treat
+    the first half likewise.
 
-    About log2 n of n values are alive at a time, and each is made about log2 n times.
+    About log2 n of n values are alive at a time, and each is computed about log2 n times.
     """
     border, losable = graph.first_backward, graph.losable.tolist()
     line = [op for op in range(border) if any(losable[v] for v in graph.writes[op])]
@@ -126,14 +125,14 @@ def halving(graph) -> Schedule:
     steps = [Step(op) for op in range(border)]
 
     def middles(first: int, last: int) -> set[int]:
-        """What is kept on the way from ``first``, which is there, to ``last``."""
+        """Return the values to keep on the way from ``first``, which is available, to ``last``."""
         kept = {last}
         while last - first > 1:
             first = (first + last) // 2
             kept.add(first)
         return kept
 
-    # For each value of the chain that is there: the number of its copy. The input is always there.
+    # The number of the copy of each available value. The input is always available.
     there = dict.fromkeys(middles(-1, len(line) - 1), 0)
 
     def make(wanted: int) -> None:

@@ -1,8 +1,8 @@
-"""A pytest plugin: the tests that took longest, and those that are too long for the fast suite.
+"""A pytest plugin that lists the slowest tests, and tests that are too slow for the fast suite.
 
-A fast test takes at most five seconds on a quiet machine. Seconds on the clock say nothing about a
-test on a busy machine, and processor seconds nothing about one that waits for a cluster or a
-solver, whose time is not counted; a test is too long if it is by both. Nothing fails.
+A fast test takes at most five seconds on a quiet machine. On a busy machine, wall time says nothing
+about a test. Processor time says nothing about a test that waits for a cluster or a solver, whose
+time is not counted. So a test is too slow if both times are too long. Nothing fails.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tests.helpers import fresh
 __all__ = ["pytest_runtest_protocol", "pytest_terminal_summary"]
 
 SHOWN = 20
-#: Seconds.
+#: The most seconds of a fast test.
 MOST = 5.0
 
 
 def _seconds() -> tuple[float, float]:
-    """The clock, and the time of all processors that this process, its ended children and calls in
-    fresh processes took."""
+    """Return the wall clock, and the processor seconds of this process, its ended children and
+    calls in fresh processes."""
     both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own = sum(used.ru_utime + used.ru_stime for used in both)
     return time.perf_counter(), own + fresh.processor_seconds()
@@ -32,7 +32,7 @@ def _seconds() -> tuple[float, float]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    # What reports carry from workers to the process that prints.
+    # Reports carry the user's properties from workers to the process that prints.
     item.user_properties.append(("began", _seconds()))
     return (yield)
 

@@ -1,5 +1,4 @@
-"""Simulation and lazy recomputation as one would write them down: op by op, for arrays to be held
-against."""
+"""Simulation and lazy recomputation in the simplest form, op by op, to test the array code."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ __all__ = ["recompute_op_by_op", "simulate_step_by_step"]
 def recompute_op_by_op(
     graph: TrainingGraph, kept: set[int], chained: Iterable[int] = ()
 ) -> Schedule:
-    """What `memsaving_gradients.schedules.schedule.recompute_lazily` gives."""
+    """Return the result of `memsaving_gradients.schedules.schedule.recompute_lazily`."""
     border = graph.first_backward
     reads, before = graph.losable_reads, deferrable_before(graph)
     producer = graph.producer.tolist()
     lost = (graph.losable & ~np.isin(graph.storage, list(kept))).tolist()
 
-    # Forward ops stand for their clones.
+    # Numbers of forward ops mean their clones here.
     def needs(op: int) -> list[int]:
         return [*(producer[v] for v in reads[op] if lost[v]), *before.get(op, ())]
 
@@ -44,13 +43,13 @@ def recompute_op_by_op(
 
 
 def simulate_step_by_step(graph: TrainingGraph, schedule: Schedule) -> Simulation:
-    """What `memsaving_gradients.schedules.schedule.simulate` gives, one execution after the
-    other."""
+    """Return the result of `memsaving_gradients.schedules.simulate.simulate`, one execution after
+    the other."""
     storage, size = graph.storage.tolist(), graph.size.tolist()
     forwards, seconds = graph.forwards.tolist(), graph.seconds.tolist()
     many = len(storage)
-    # The buffer of each copy of each value: value + copy * many. Views have the one of the input
-    # that they look at.
+    # The buffer of each copy of each value: value + copy * many. A view has the buffer of its
+    # input.
     buffer: dict[int, int] = {}
     born: list[int] = []
     dies: list[int] = []
@@ -73,7 +72,7 @@ def simulate_step_by_step(graph: TrainingGraph, schedule: Schedule) -> Simulatio
             owner.append(stored.value)
             continue
         if op in schedule.chained:
-            # Addends are made by backward ops, which run once.
+            # Backward ops, which run once, compute the addends.
             (total,) = graph.writes[op]
             addends = [buffer[value] for value in graph.sums[op] if value in buffer]
             for addend, when in zip(addends, _added_at(addends, born), strict=True):
@@ -121,7 +120,7 @@ def simulate_step_by_step(graph: TrainingGraph, schedule: Schedule) -> Simulatio
         stored = schedule.stored[op]
         extra += stored.store_seconds
         if stored.bytes:
-            # Forward ops come first, in their order.
+            # Forward ops run first, in their order, so an op is its own step.
             born.append(op)
             dies.append(now)
             sizes.append(stored.bytes)
@@ -132,7 +131,7 @@ def simulate_step_by_step(graph: TrainingGraph, schedule: Schedule) -> Simulatio
             dies[at] = len(schedule.steps) - 1
     for total, first_two in totals:
         for at in first_two:
-            # The first addition writes into the buffer of an addend, if only it still needs that.
+            # The first addition overwrites the buffer of an addend that no other op needs then.
             if dies[at] == born[total] and born[at] < born[total] and sizes[at] == sizes[total]:
                 dies[at] = born[total] - 1
                 break
@@ -157,16 +156,16 @@ def simulate_step_by_step(graph: TrainingGraph, schedule: Schedule) -> Simulatio
 
 
 def _added_at(addends: Sequence[int], born: Sequence[int]) -> list[int]:
-    """For each addend (a buffer), the last step that needs it for the sum: it is added once those
-    before it are there.
+    """Return the last step that needs each addend (a buffer) for the sum, which adds it as soon as
+    the addends before it exist.
 
     ``born``: the first step of each buffer.
     """
     reached = list(accumulate((born[at] for at in addends), max))
     head = summed_first(len(addends))
-    # The first one waits for the second.
+    # The first addend waits for the second.
     reached[:1] = reached[1:2] or reached[:1]
     for k in range(head, len(addends), SUMMED_AT_ONCE):
-        # The first one of each further group becomes the sum of that group.
+        # The first addend of each further group becomes the sum of that group.
         reached[k] = reached[min(k + SUMMED_AT_ONCE, len(addends)) - 1]
     return reached

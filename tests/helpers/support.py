@@ -1,8 +1,8 @@
 """Comparing memory-saving gradients with TensorFlow's own, bit for bit.
 
-A *program* is a function of `Inputs` and of ``gradients`` (``tf.gradients`` or ``ms.gradients``
-with a mode bound to it) that builds ops in the current graph and returns any structure of results.
-It is built once with each, in graphs of their own, and everything it returns must be the same.
+A *program* is a function of `Inputs` and of ``gradients`` (``tf.gradients``, or ``ms.gradients``
+with a mode bound to it). It builds ops in the current graph and returns any structure of results.
+It is built once with each, in separate graphs, and all results must be the same.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _CLONE = re.compile(r"_recomputed(_\d+)?$")
 
 
 def numbers(name: str, *shape: int, scale: float = 1.0) -> np.ndarray:
-    """Normal numbers that depend on the name alone."""
+    """Return normally distributed numbers that depend on the name alone."""
     return (np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape) * scale).astype(
         np.float32
     )
 
 
 class Inputs:
-    """What a program reads: data by name, weights, marks.
+    """The inputs of a program: data by name, weights, marks.
 
-    ``dynamic``: data have an unknown batch dimension. ``use_resource``: in sessions, the kind of
-    variable.
+    ``dynamic``: data have an unknown batch dimension. ``use_resource``: the kind of variables in
+    sessions.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Inputs:
         return [None, *shape[1:]] if self.dynamic and shape else list(shape)
 
     def weight(self, name: str, *shape: int, scale: float | None = None) -> Any:
-        """The variable of this name, made where it is first asked for."""
+        """Return the variable of this name, made by the first call."""
         if name in self.weights:
             return self.weights[name]
         fan = int(np.prod(shape[:-1])) if len(shape) > 1 else 1
@@ -83,8 +83,8 @@ class Inputs:
         return self.weights[name]
 
     def mark(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A tensor to keep in the modes ``"collection"`` and ``"list"``. The same ops in every
-        mode."""
+        """Mark a tensor to keep in the modes ``"collection"`` and ``"list"``, with the same ops in
+        every mode."""
         tensor = tf.identity(tensor, name=f"mark_{len(self.marks)}")
         self.marks.append(tensor)
         return tensor
@@ -107,8 +107,7 @@ Program = Callable[[Inputs, Callable[..., Any]], Any]
 
 
 def bound(mode: Any, inputs: Inputs) -> Callable[..., Any]:
-    """``ms.gradients`` in a mode, or with options as `asking` makes them; marks are made known when
-    it is called."""
+    """Return ``ms.gradients`` in a mode, or with options from `asking`; a call passes the marks."""
 
     def gradients(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(mode, tuple):
@@ -119,7 +118,7 @@ def bound(mode: Any, inputs: Inputs) -> Callable[..., Any]:
 
 
 def asking(**options: Any) -> tuple[tuple[str, Any], ...]:
-    """Options of ``ms.gradients`` in the place of a mode."""
+    """Return options of ``ms.gradients`` in place of a mode."""
     return tuple(options.items())
 
 
@@ -134,14 +133,13 @@ def as_checkpoints(mode: Any, inputs: Inputs) -> Any:
 
 
 def names(mode: Any, count: int) -> Any:
-    """Checkpoints for `ms.patched`, where no tensor exists yet."""
+    """Return checkpoints for `ms.patched`, which needs names because no tensor exists yet."""
     return [f"mark_{i}" for i in range(count)] if mode == "list" else mode
 
 
 @dataclass
 class Outcome:
-    """What a program gave: leaves with their paths, plans, names of clones before and after
-    grappler."""
+    """The outcome of a program: results, plans, names of clones before and after grappler."""
 
     results: Any
     plans: tuple[ms.Plan, ...] = ()
@@ -152,7 +150,7 @@ class Outcome:
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
     """Op determinism on, grappler's arithmetic rewriting off."""
-    # What is recomputed to be compared need not save anything.
+    # Plans are followed even if they save nothing: only results are compared.
     followed = mock.patch.object(Attempts, "if_it_saves", lambda _, found: found)
     with deterministic(), followed:
         yield
@@ -171,8 +169,8 @@ def arithmetic_rewriting(on: bool) -> Iterator[None]:
 
 
 def normalized_network(layers: int = 6) -> tuple[tf.Tensor, tf.Tensor]:
-    """Products and normalizations of 1024 rows of 64 numbers in the current graph: x, and the sum
-    of the last layer."""
+    """Build products and normalizations of 1024 rows of 64 numbers in the current graph; return x,
+    and the sum of the last layer."""
     x = y = v1.placeholder(tf.float32, [1024, 64])
     for _ in range(layers):
         y = tf.matmul(y, v1.placeholder(tf.float32, [64, 64]))
@@ -248,7 +246,7 @@ def in_function(
 
 
 def _opened(results: Any) -> Any:
-    """Slices as dictionaries of tensors: everything else is compared as it is."""
+    """Return results with slices as dictionaries of tensors, and with values of variables."""
     if isinstance(results, tf.IndexedSlices):
         parts = {"values": results.values, "indices": results.indices}
         return parts | ({} if results.dense_shape is None else {"shape": results.dense_shape})
@@ -262,7 +260,7 @@ def _opened(results: Any) -> Any:
 
 
 def assert_identical(found: Any, expected: Any, what: str) -> None:
-    """The same structure and the same bits."""
+    """Assert the same structure and the same bits."""
     tf.nest.assert_same_structure(found, expected)
     for place, (a, b) in enumerate(
         zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True)
@@ -285,7 +283,7 @@ def assert_same(
     kinds: Sequence[str] = ("session", "function"),
     steps: int = 1,
 ) -> dict[tuple[str, Any], Outcome]:
-    """A program gives the same bits with ``ms.gradients`` as with ``tf.gradients``.
+    """Assert that a program returns the same bits with ``ms.gradients`` as with ``tf.gradients``.
 
     In the fast suite, each mode is tried in one of the kinds, and each kind with one of the modes
     (`sampling.sample`).
@@ -310,8 +308,8 @@ def _compared(
 
 @dataclass
 class Net:
-    """One thing to differentiate: ``ys``, ``xs`` (all floating inputs and weights, if not given),
-    options."""
+    """Arguments of a gradient computation: ``ys``, ``xs`` (by default all floating inputs and
+    weights), options."""
 
     ys: Any
     xs: Any = None
@@ -329,8 +327,8 @@ def assert_same_gradients(
     kinds: Sequence[str] = KINDS,
     recomputed: Iterable[Any] = (),
 ) -> dict[tuple[str, Any], Outcome]:
-    """Gradients of what ``build`` makes are TensorFlow's own, in a session, in a function and from
-    tapes.
+    """Assert that gradients of the nets of ``build`` are TensorFlow's own, in a session, in a
+    function and from tapes.
 
     In the fast suite, each mode is tried in one of the kinds, and each kind with one of the modes
     (`sampling.sample`). ``recomputed``: modes in which every gradient computation must recompute
@@ -401,12 +399,12 @@ SHORT = ("memory", "list", None)
 
 
 def data(**more):
-    """Inputs of programs made of `layers`: ``x`` of 16 rows of 32 numbers."""
+    """Return inputs of programs made of `layers`: ``x`` of 16 rows of 32 numbers."""
     return Inputs({"x": numbers("x", 16, 32)} | more)
 
 
 def layers(p, h, first, last, between=None):
-    """Tanh layers ``first`` … ``last - 1``, with something between any two."""
+    """Add tanh layers ``first`` … ``last - 1``, with ``between`` applied to each output."""
     for i in range(first, last):
         h = tf.tanh(tf.matmul(h, p.weight(f"w{i}", 32, 32)))
         h = h if between is None else between(i, h)
@@ -414,6 +412,6 @@ def layers(p, h, first, last, between=None):
 
 
 def tall(p):
-    """Seven layers with a mark behind the third: what is marked, and the last one."""
+    """Build seven layers with a mark after the third; return the marked tensor and the output."""
     h = p.mark(layers(p, p["x"], 0, 3))
     return h, layers(p, h, 3, 7)

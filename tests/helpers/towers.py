@@ -16,7 +16,7 @@ HOLEY = 325_000
 
 
 def tower(layers: int = LAYERS, width: int | None = WIDTH) -> tuple[tf.Tensor, tf.Tensor]:
-    """A chain of equal layers in the current graph: x, y."""
+    """Build a chain of equal layers in the current graph; return x, y."""
     x = y = v1.placeholder(tf.float32, [width], name="x")
     for k in range(layers):
         y = tf.tanh(y, name=f"layer{k}")

@@ -1,4 +1,4 @@
-"""What tests need of the versions of Keras and TensorFlow that they run with."""
+"""Requirements of tests on the version of Keras that they run with."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ KERAS = tuple(int(part) for part in keras.__version__.split(".")[:2])
 
 
 def needs_keras(name: str) -> pytest.MarkDecorator:
-    """Skip a test of what this version of Keras does not have, and say so; ``name`` is what there
-    must be, without ``keras.``."""
+    """Return a mark that skips a test if this version of Keras lacks ``name`` (written without
+    ``keras.``)."""
     try:
         operator.attrgetter(name)(keras)
         missing = False
@@ -27,12 +27,12 @@ def needs_keras(name: str) -> pytest.MarkDecorator:
 
 
 def needs_argument(kind: Any, name: str) -> pytest.MarkDecorator:
-    """Skip a test of an argument that a class of this version of Keras does not take, and say
-    so."""
+    """Return a mark that skips a test if a class of this version of Keras takes no argument
+    ``name``."""
     reason = f"{kind.__name__} of Keras {keras.__version__} takes no {name}"
     return pytest.mark.skipif(not takes(kind, name), reason=reason)
 
 
 def takes(kind: Any, name: str) -> bool:
-    """Whether a class of Keras takes an argument of this name."""
+    """Return whether a class of Keras takes an argument of this name."""
     return name in inspect.signature(kind.__init__).parameters

@@ -1,9 +1,9 @@
 """Clusters on this machine for `test_distribution_processes`: processes that find each other by
-``TF_CONFIG``, and what they do.
+``TF_CONFIG``, and the functions that they run.
 
-`cluster` starts them and ends all of them, whatever happens. They are forked as those of
-`tests.helpers.fresh` are. What a process has to say is a line of JSON; one that fails is started
-again as long as ``restarts`` allows, as a cluster's manager would do.
+`cluster` starts the processes and always ends all of them. They are forked like the processes of
+`tests.helpers.fresh`. A process reports in lines of JSON. A process that fails is started again, at
+most ``restarts`` times, as by the manager of a cluster.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tests.helpers import fresh
 
 __all__ = ["Cluster", "cluster"]
 
-#: What ends a cluster that hangs: ten times what the longest takes on a quiet machine.
+#: Seconds before a cluster that hangs is ended: ten times the longest on a quiet machine.
 SECONDS = fresh.SECONDS
 
 _context = multiprocessing.get_context("forkserver")
 
 
 class Cluster:
-    """Processes, by name (``"worker 0"``); ``folder``: where they write."""
+    """A cluster: processes by name (``"worker 0"``); they write to ``folder``."""
 
     def __init__(self, scenario: str, folder: Path, roles: dict[str, int], restarts: int) -> None:
         self.scenario, self.folder, self.restarts = scenario, folder, restarts
@@ -57,14 +57,13 @@ class Cluster:
         self.processes[name].kill()
 
     def said(self, name: str) -> list[Any]:
-        """What a process has said so far, whole lines only."""
+        """Return the reports of a process so far, whole lines only."""
         file = self.folder / f"{name}.out"
         *lines, _ = file.read_bytes().split(b"\n") if file.exists() else [b""]
         return [json.loads(line) for line in lines if line.startswith(b"{")]
 
     def wait(self, *names: str, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Wait until processes have ended well; those of the cluster that fail before are started
-        again."""
+        """Wait until these processes have ended without an error; start them again if they fail."""
         end = time.monotonic() + SECONDS
         while any(self.processes[name].exitcode != 0 for name in names):
             if time.monotonic() > end:
@@ -88,7 +87,7 @@ class Cluster:
 
 @contextmanager
 def cluster(scenario: str, *, restarts: int = 0, **roles: int) -> Iterator[Cluster]:
-    """A cluster that runs a function of this module; ``roles``: how many processes of each."""
+    """Yield a cluster that runs a function of this module; ``roles``: numbers of processes."""
     with tempfile.TemporaryDirectory() as folder:
         found = Cluster(scenario, Path(folder), roles, restarts)
         try:
@@ -138,11 +137,11 @@ def _exact() -> None:
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
 
 
-# --- what processes do
+# --- functions that the processes run
 
 
 def mirrored_small(folder: Path) -> None:
-    """`mirrored`, with a network of four layers, and without a budget."""
+    """Run `mirrored` with a network of four layers, and without a budget."""
     mirrored(folder, rows=512, layers=4, names=("plain", "memory"))
 
 
@@ -152,8 +151,8 @@ def mirrored(
     layers: int = 8,
     names: Sequence[str] = ("plain", "memory", "budget"),
 ) -> None:
-    """Plain training and such that saves memory, on several workers; the last batch leaves one of
-    them without examples."""
+    """Train plainly and with less memory on several workers; the last batch leaves a worker without
+    examples."""
     import tensorflow as tf
 
     import memsaving_gradients as ms
@@ -182,8 +181,8 @@ def mirrored(
 
 
 def _peak(run: Callable[[], Any]) -> int:
-    """The most bytes that a step takes in this process (`graph_tools.memory.measure` waits for
-    remote devices, which are not connected here)."""
+    """Return the most bytes of a step in this process. (`graph_tools.memory.measure` would wait for
+    remote devices, which are not connected here.)"""
     import tensorflow as tf
 
     found = []
@@ -202,13 +201,13 @@ def _dataset(data: Any, rows: int) -> Any:
 
 
 def stopped(folder: Path) -> None:
-    """`restarted`, where one worker waits in its third step to be killed."""
+    """Run `restarted`, with one worker that waits after its third step to be killed."""
     restarted(folder, stops_at=3)
 
 
 def restarted(folder: Path, stops_at: int = 0) -> None:
-    """Training with checkpoints, from the last one on; ends with the same weights however often it
-    is begun again."""
+    """Train with saved checkpoints, from the last one on. Any number of restarts must lead to the
+    same weights."""
     import tensorflow as tf
 
     import memsaving_gradients as ms
@@ -222,7 +221,7 @@ def restarted(folder: Path, stops_at: int = 0) -> None:
     with strategy.scope():
         done = tf.Variable(0, dtype=tf.int64, trainable=False)
     saved = tf.train.Checkpoint(done=done, **{f"v{k}": v for k, v in enumerate(net.state)})
-    # All workers write what they hold together, only the chief's is kept.
+    # All workers save together, but only the chief's checkpoints are used.
     place = folder / "checkpoints" if task == 0 else folder / f"temporary {task}"
     manager = tf.train.CheckpointManager(saved, str(place), max_to_keep=2)
     chief = tf.train.latest_checkpoint(str(folder / "checkpoints"))
@@ -244,7 +243,7 @@ def restarted(folder: Path, stops_at: int = 0) -> None:
 
 
 def parameters(folder: Path) -> None:
-    """The same with parameter servers: a coordinator, workers, and servers that hold the
+    """Train with parameter servers: a coordinator, workers, and servers that hold the
     variables."""
     import tensorflow as tf
 
@@ -299,7 +298,7 @@ def parameters(folder: Path) -> None:
         def train(iterator: Any = iterator, losses: list[Any] = losses, step: Any = step) -> None:
             for _ in range(4):
                 found = coordinator.schedule(step, args=(iterator,))
-                # One after the other: what several workers do at once is in no order.
+                # One step after the other: steps of several workers at once have no fixed order.
                 coordinator.join()
                 losses.append(found.fetch())
 

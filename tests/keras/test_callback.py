@@ -50,7 +50,7 @@ def test_bit_identical(kind: type[keras.Model]) -> None:
         pytest.param(
             lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2), id="accumulated"
         ),
-        # With the policy "mixed_float16", Keras puts one around each optimizer.
+        # With the policy "mixed_float16", Keras wraps each optimizer in one.
         pytest.param(
             lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
             id="loss scaled",
@@ -62,7 +62,7 @@ def test_bit_identical_optimizers(optimizer: Callable[[], Any]) -> None:
     assert_trains_alike(lambda: compiled(optimizer=optimizer()))
 
 
-# Keras 3.3 says so where batches are no multiple of the steps, with and without a callback.
+# Keras 3.3 warns if batches are no multiple of the steps, with and without a callback.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("steps", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -81,8 +81,8 @@ def test_bit_identical_mixed_precision(policy: str) -> None:
 
 @pytest.mark.usefixtures("exact")
 def test_bit_identical_fusable_activation() -> None:
-    # Grappler makes one kernel of MatMul, BiasAdd and Tanh where nothing else reads what is between
-    # them.
+    # Grappler fuses MatMul, BiasAdd and Tanh into one kernel if no other op reads the values
+    # between.
     assert_trains_alike(lambda: compiled(activation="tanh"))
 
 
@@ -151,7 +151,7 @@ def test_plain_again_afterwards() -> None:
 
 
 class Fails(keras.callbacks.Callback):
-    """Raises in the middle of training."""
+    """A callback that raises in the middle of training."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def test_plain_again_after_an_error_in_another_callback(where: str, first: bool)
         )
     model.fit(x, y, batch_size=16, verbose=0)
     known = len(ours.plans)
-    # Another shape is traced anew.
+    # Another shape leads to a new trace.
     model.fit(x[:10], y[:10], batch_size=5, verbose=0)
     assert len(ours.plans) == known
 

@@ -21,7 +21,7 @@ from tests.helpers.sampling import slow
 MemorySavingGradients = ms.keras.MemorySavingGradients
 errors = ms.errors
 
-# Weights are as large as activations here, and so is what Adam does with them.
+# Here weights are as large as activations, and so are the values that Adam computes of them.
 pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
 
 ROWS, WIDTH, LAYERS = 128, 64, 8
@@ -58,7 +58,7 @@ def dataset() -> tf.data.Dataset:
 
 @functools.cache
 def within(budget: Any) -> tuple[ms.Plan, list[float]]:
-    """The plan of a budget, and the losses with it."""
+    """Return the plan for a budget, and the losses with it."""
     callback = saving(budget=budget)
     losses = fit(model(), callback)
     (plan,) = callback.plans
@@ -100,7 +100,7 @@ def test_max_slowdown() -> None:
 def test_device_memory() -> None:
     trained = model()
     weights = sum(int(np.prod(v.shape)) * 4 for v in trained.weights)
-    # Adam has two slots for each weight, and a handful of numbers.
+    # Adam has two slots for each weight, and a few numbers.
     callback = saving(device_memory=4_000_000)
     assert weights * 3 < 4_000_000
     with pytest.warns(errors.PlanNote):
@@ -162,15 +162,21 @@ def test_least_device_memory_is_named_and_works(refused: bool) -> None:
 
 
 def test_ample_device_is_named() -> None:
-    with pytest.warns(errors.PlanNote, match=r"MiB, what device_memory='8 MB' leaves\)"):
+    with pytest.warns(errors.PlanNote, match=r"MiB, left by device_memory='8 MB'\)"):
         fit(model(), saving(device_memory="8 MB"))
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"checkpoints": "speed"}, "device_memory='16GiB': excludes checkpoints='speed'"),
-        ({"max_slowdown": 1.2}, "max_slowdown=1.2: excludes device_memory='16GiB'"),
+        (
+            {"checkpoints": "speed"},
+            "device_memory='16GiB': cannot be combined with checkpoints='speed'",
+        ),
+        (
+            {"max_slowdown": 1.2},
+            "max_slowdown=1.2: cannot be combined with device_memory='16GiB'",
+        ),
     ],
     ids=lambda options: "-".join(options) if isinstance(options, dict) else "",
 )
@@ -234,7 +240,7 @@ def test_saved_plan(tmp_path: Path) -> None:
         second.clones,
         second.mode,
     )
-    # The first one was made anew to leave room for the optimizer, and is described with it.
+    # The first plan was revised to leave room for the optimizer, and its figures include that.
     assert first.peak == pytest.approx(second.peak, rel=0.05)
     assert second.whole_step is not None
     assert first.budget is not None

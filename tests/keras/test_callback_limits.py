@@ -49,7 +49,7 @@ def test_batch_size_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _seen(model: keras.Model, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> Any:
-    """The options that reach the engine."""
+    """Return the options that reach the engine."""
     from memsaving_gradients.engine import differentiate
     from memsaving_gradients.engine.call import Call
 
@@ -79,7 +79,7 @@ def test_bad_options(asked: dict[str, Any], message: str) -> None:
         MemorySavingGradients(**asked)
 
 
-# --- what cannot be rewired
+# --- cases that cannot be rewired
 
 
 def test_run_eagerly() -> None:

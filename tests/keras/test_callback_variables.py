@@ -1,5 +1,5 @@
-"""The callback leaves it to a training step which variables it trains: the optimizer is built early
-only where these are known."""
+"""A training step decides which variables it trains: the callback builds the optimizer early only
+if these are known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("exact")
 
 
 class Scaled(keras.Model):
-    """A step that trains a variable besides those of the model."""
+    """A model whose step trains a variable in addition to the model's own."""
 
     def train_step(self, batch: Any) -> dict[str, tf.Tensor]:
         x, y = batch
@@ -37,7 +37,7 @@ class Scaled(keras.Model):
 
 
 class Late(keras.Model):
-    """Layers that get their variables when they are called."""
+    """A model whose layers get their variables when they are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Late(keras.Model):
 
 
 class Unfreezes(keras.callbacks.Callback):
-    """Lets a layer be trained as training begins."""
+    """A callback that unfreezes a layer as training begins."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.model.get_layer("dense_1").trainable = True
@@ -67,7 +67,7 @@ def scaled() -> keras.Model:
 def half_built() -> keras.Model:
     keras.utils.set_random_seed(1)
     model = Late()
-    # Keras takes a model for built after this, whatever layers say.
+    # Keras then takes the model to be built, whatever its layers say.
     model.built = True
     model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
     return model
@@ -99,7 +99,7 @@ def test_variables_that_are_not_known_before_the_step(make: Any) -> None:
 def test_a_layer_that_another_callback_unfreezes() -> None:
     plain, ours = frozen(), frozen()
     fit(plain, others=[Unfreezes()])
-    # Ours begins first.
+    # Our callback begins first.
     fit(ours, others=[MemorySavingGradients(checkpoints="memory"), Unfreezes()])
     for a, b in zip(ours.get_weights(), plain.get_weights(), strict=True):
         assert a.tobytes() == b.tobytes()

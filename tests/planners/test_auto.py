@@ -1,4 +1,4 @@
-"""The planner of any graph: against exhaustive search on small ones, and what holds of every
+"""The planner for any graph: against exhaustive search on small graphs, and the properties of every
 plan."""
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tests.helpers.sampling import examples
 
 #: Sums of times differ in their last bits.
 NEAR = 1e-9
-#: What is reached on small random graphs: feasible budgets that are missed, extra time over the
-#: optimal one.
+#: The worst accepted on small random graphs: the share of feasible budgets that are missed, and the
+#: extra time as a multiple of the optimum.
 MISSED, COST = 0.01, 1.08
 
 
 def planned(graph: TrainingGraph, budget: int, **limits) -> Proposal:
-    """The plan, checked for what holds of every one."""
+    """Return the plan, checked for the properties of every plan."""
     proposal = auto.plan(graph, Limits(budget=budget, **limits))
     check_proposal(graph, proposal, budget, NEAR)
     simulation = simulate(graph, proposal.schedule)
@@ -48,7 +48,7 @@ def planned(graph: TrainingGraph, budget: int, **limits) -> Proposal:
 
 @dataclass
 class Score:
-    """How plans compare with the optimum, summed up."""
+    """Sums that compare plans with the optimum."""
 
     budgets: int = 0
     seconds: float = 0.0
@@ -79,7 +79,7 @@ class Score:
             self.optimum += optimum
 
     def check(self) -> None:
-        """Print the sums, and compare them with what was reached."""
+        """Print the sums and compare them with the accepted ones."""
         cost = self.seconds / self.optimum
         print(
             f"{self.budgets} budgets, {cost:.3f} of the optimal extra time, missed: {self.missed}"
@@ -125,8 +125,8 @@ def test_budgets_of_nothing(budget):
 
 
 def check_chain(n: int) -> None:
-    """Every whole budget of a unit chain: kept, never slower than a smaller one, no slower than
-    Chen's plan."""
+    """Check every whole budget of a unit chain: the plan keeps it, and is no slower than the plan
+    of a smaller budget or Chen's plan."""
     graph = chain([1] * n)
     peak = simulate(graph, plain(graph)).peak
     least = chen.plan(graph, Limits(budget=0)).peak
@@ -236,7 +236,7 @@ def test_the_same_plan_in_every_process():
     here: dict[str, Any] = {}
     exec(SCRIPT, here)
     root = Path(__file__).parents[2]
-    # Strings have other hashes in the other process.
+    # The other process hashes strings in another way.
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     printed = subprocess.run(
         [sys.executable, "-c", f"{SCRIPT}print(found)"],

@@ -29,8 +29,8 @@ EQUAL = 1 + 1e-9
 
 
 def check_against_the_optimum(seed: int) -> tuple[int, int, float, float]:
-    """Bound and optimum of one graph: budgets that are met, of those it is tight for, sum of
-    bounds, sum of optima."""
+    """Compare bound and optimum of one graph. Return the number of feasible budgets and of tight
+    bounds among them, the sum of bounds, and the sum of optima."""
     graph = small(seed)
     met = tight = 0
     bounds = optima = 0.0
@@ -57,8 +57,8 @@ def test_never_above_the_optimum(seeds):
     assert bounds >= optima * SHARE
 
 
-#: What is reached: shares of budgets for which the bound is the optimum, and of the optima that the
-#: bounds add up to.
+#: The least accepted: the share of budgets whose bound is the optimum, and the sum of bounds as a
+#: share of the sum of optima.
 TIGHT, SHARE = 0.85, 0.65
 
 
@@ -69,7 +69,7 @@ def test_never_above_the_optimum_of_thousands():
 
 
 def check_several_moments(seed: int) -> int:
-    """For how many budgets of one graph several moments were looked at together."""
+    """Return for how many budgets of one graph the bound solves for several moments together."""
     graph = small(seed)
     many = 0
     for budget in range(1, simulate(graph, plain(graph)).peak + 2):
@@ -80,7 +80,7 @@ def check_several_moments(seed: int) -> int:
     return many
 
 
-#: Seeds below 300 with budgets for which several moments are looked at together, and some without.
+#: Seeds below 300: those with budgets that need several moments together, and some others.
 MANY_MOMENTS = (*range(20), 48, 168, 202, 227, 240, 265)
 
 
@@ -121,8 +121,8 @@ def test_a_larger_budget_has_no_larger_bound(seed):
 @given(rich(sums=True), st.integers(0, 2**32), st.booleans(), st.booleans())
 @settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_no_schedule_beats_the_bound(graph, seed, accumulate, lazily):
-    """Views, several outputs, writes in place, sums, scratch space: any schedule's own peak as the
-    budget."""
+    """Use any schedule's own peak as the budget, for graphs with views, several outputs, writes in
+    place, sums, and scratch space."""
     chained = graph.sums if accumulate else ()
     if lazily:
         kept = {s for k, s in enumerate(graph.residuals) if seed >> k & 1}
@@ -156,7 +156,7 @@ def test_a_chain_that_is_halved_takes_no_less():
     graph = chain([1] * 64, residual="output")
     simulation = simulate(graph, halving(graph))
     bound = least_extra_seconds(graph, simulation.peak)
-    # What is not there when backward begins is run again at least once.
+    # Each value that is not alive when backward begins is recomputed at least once.
     assert 50 <= bound <= simulation.extra_seconds
 
 
@@ -166,7 +166,7 @@ def test_results_of_one_op_come_back_together():
     parts = maker.op(whole, size=(4, 4, 4, 4), residual="none")
     joined = maker.op(*(maker.op(parts + k) for k in range(4)), residual="none")
     maker.op(maker.op(joined, size=50, residual="none"), residual="none")
-    # Beside 50 bytes and one there is room for none of them; one op brings all of them back.
+    # The parts have no room next to 50 bytes and one; one op recomputes all of them.
     assert least_extra_seconds(maker.graph(), 51) == 1.0
 
 
@@ -201,6 +201,6 @@ def test_scratch_space_leaves_less_room(bound):
     budget = simulate(graph, plain(graph)).peak
     scratch = np.zeros(graph.length, np.int64)
     scratch[graph.first_backward + 1] = 3
-    # Three of the values that are there when the second backward op runs have no room.
+    # Three of the values that are alive at the second backward op have no room.
     assert bound(graph, budget) == 0
     assert bound(dataclasses.replace(graph, workspace=scratch), budget) == 3

@@ -1,5 +1,5 @@
-"""Plans for many budgets at once: each valid and within its budget, none slower than that of a
-smaller one, all about as good as one by one."""
+"""Plans for many budgets at once: each is valid and within its budget, none is slower than the plan
+of a smaller budget, all are about as good as plans made one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEAR = 1e-9
 
 
 def plans(graph, budgets):
-    """What comes out, checked for what holds of every curve."""
+    """Return the plans by budget, checked for the properties of every curve."""
     found = budget_curve.plans(graph, Limits(), budgets)
     before = -math.inf
     for budget, proposal in found:

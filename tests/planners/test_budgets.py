@@ -1,4 +1,4 @@
-"""A budget is kept, by the fastest plan at hand, in every way of asking for it."""
+"""The fastest plan at hand keeps the budget, whichever way the user asks for it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_a_quick_plan_has_not_come_down_to_is_asked_for_no_more() -> None:
     asked: list[tuple[int | None, bool]] = []
 
     def hasty(graph: Any, limits: Limits) -> Proposal:
-        """Comes no lower than plain training, if it is to be quick."""
+        """Find nothing better than plain training if planning has to be quick."""
         asked.append((limits.budget, limits.quick))
         if limits.quick:
             return dataclasses.replace(meter.plain, quick=True)
@@ -97,7 +97,7 @@ def test_the_least_is_sought_only_where_it_may_be() -> None:
     factors = (1.0, (possible[0] - 1) / least.peak, 1.0001 * meter.need(least) / least.peak, 0.999)
     Search(meter, noted, floors=factors).least()
     assert asked == [1, int(0.999 * least.peak)]
-    # Where values may be stored, the bound says nothing.
+    # If values may be stored, there is no bound.
     asked.clear()
     storable = dataclasses.replace(graph, storable={0: ()})
     Search(Meter(storable, "control"), noted, floors=factors).least()
@@ -108,7 +108,7 @@ def test_the_least_is_sought_further_down_as_long_as_quick_plans_fit() -> None:
     asked: list[tuple[int | None, bool]] = []
 
     def lost(graph: Any, limits: Limits) -> Proposal:
-        """Loses its way where nothing can fit."""
+        """Return a plan of much memory for a budget of one byte, which no plan keeps."""
         assert limits.budget is not None
         asked.append((limits.budget, limits.quick))
         return greedy(graph, Limits(budget=limits.budget if limits.budget > 1 else high))
@@ -123,7 +123,7 @@ def test_the_least_is_sought_further_down_as_long_as_quick_plans_fit() -> None:
 
 
 def test_schedules_are_simulated_amidst_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What they leave of their regions is larger than a buffer, and smaller than two.
+    # The regions of these buffers have room for one more buffer each, but not for two.
     graph, there = chain([1 << 18] * 8), [(5 << 17) + 256] * 2
     alone, amidst = Meter(graph, "control"), Meter(graph, "control", there)
     assert amidst.need(amidst.plain) != alone.need(alone.plain)
@@ -193,7 +193,7 @@ def test_the_plan_that_is_used_is_polished_once() -> None:
     asked: list[Limits] = []
 
     def slow(graph: Any, limits: Limits) -> Proposal:
-        """Dear, if it is to be quick."""
+        """Return a plan of much extra time if planning has to be quick."""
         asked.append(limits)
         if not limits.quick:
             return auto.plan(graph, limits)
@@ -211,7 +211,7 @@ def test_the_plan_that_is_used_is_polished_once() -> None:
 
 def test_the_least_is_that_of_the_rewritten_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     def loose(graph: Any, limits: Limits) -> Proposal:
-        """Comes close to what is asked for only where that is nothing."""
+        """Plan for ``most`` bytes, whatever the budget is, unless it is one byte."""
         assert limits.budget is not None
         return greedy(graph, Limits(budget=limits.budget if limits.budget == 1 else most))
 
@@ -224,7 +224,7 @@ def test_the_least_is_that_of_the_rewritten_graph(monkeypatch: pytest.MonkeyPatc
     most = int(0.6 * planned().peak_plain)
     expected = least()
     assert expected < most
-    # Holes are misjudged: the lower a peak is, the more is foreseen.
+    # The holes are misjudged: the lower a peak is, the more bytes a plan is said to need.
     need = property(lambda self: lambda found: self.plain.peak - found.peak // 3)
     monkeypatch.setattr(meter_module.Meter, "need", need)
     assert least() == expected
@@ -254,7 +254,7 @@ def test_values_are_those_of_tensorflow() -> None:
 
 
 def step_under_a_budget(share: float) -> dict[str, Any]:
-    """Run in a process of its own: what was promised, and what was taken.
+    """Return the promised and the measured bytes (in a fresh process).
 
     A plan leaves a twentieth of its budget to chance, here two tensors: a busy machine may stop a
     thread in the middle of the step.
@@ -374,8 +374,8 @@ def test_xla_counts_one_buffer() -> None:
 
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.BudgetWarning")
 def test_what_was_tried_in_vain_does_not_run():
-    """A plan that needs more when it runs gives way to another one; grappler would keep what the
-    first one built and protected."""
+    """If a plan needs more bytes when it runs, another plan replaces it. Grappler would keep the
+    protected ops that the first plan built."""
     network = small("cifar_resnet")
 
     @tf.function
@@ -401,7 +401,7 @@ def test_what_was_tried_in_vain_does_not_run():
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_other_packing_is_tried(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they run, plans for masks packed, or unpacked, may need more than was thought."""
+    """When they run, plans with packed, or unpacked, masks may need more bytes than simulated."""
     weights = [tf.Variable(tf.eye(64)) for _ in range(6)]
     kept = Attempts.kept
 

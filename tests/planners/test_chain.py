@@ -25,7 +25,7 @@ from tests.helpers.sampling import examples
 
 
 def check(graph: TrainingGraph, schedule) -> None:
-    """Originals run once, in order; what is read was made; only what may be cloned is."""
+    """Check the schedule: originals run once, in order; inputs exist; clones are allowed."""
     made: set[tuple[int, int]] = set()
     ran: set[tuple[int, int]] = set()
     for step in schedule.steps:
@@ -43,7 +43,7 @@ def check(graph: TrainingGraph, schedule) -> None:
 
 
 def budgets_of(graph: TrainingGraph, count: int = 6) -> list[int]:
-    """Budgets from more than plain training needs to nothing."""
+    """Return budgets from more than plain training needs down to nothing."""
     most = simulate(graph, plain(graph)).peak
     return [round(most * (1.1 - 1.1 * k / count)) for k in range(count + 1)]
 
@@ -53,8 +53,8 @@ def plans(graph: TrainingGraph, budgets):
 
 
 def check_budgets(graph: TrainingGraph, count: int = 6) -> None:
-    """Every plan is valid; those that exist are within the budget; more memory never takes more
-    time."""
+    """Check that every plan is valid, that it is within its budget if possible, and that more
+    memory never takes more time."""
     least = chain.plan(graph)
     check(graph, least.schedule)
     budgets = sorted({*budgets_of(graph, count), least.peak}, reverse=True)
@@ -72,7 +72,7 @@ def check_budgets(graph: TrainingGraph, count: int = 6) -> None:
 
 
 def shuffled(graph: TrainingGraph, seed: int) -> TrainingGraph:
-    """The graph with its backward ops in another topological order."""
+    """Return the graph with its backward ops in another topological order."""
     draw = random.Random(seed)
     border = graph.first_backward
     waiting = {
@@ -97,7 +97,7 @@ def shuffled(graph: TrainingGraph, seed: int) -> TrainingGraph:
 
 @st.composite
 def networks(draw) -> TrainingGraph:
-    """Ops that read recent or far values; views, joins, several outputs, draws, several losses."""
+    """Draw ops with recent or far inputs; views, joins, several outputs, draws, several losses."""
     make = Maker(forwards=draw(st.booleans()))
     values = [make.op(make.source(), size=4)]
     sizes = {values[0]: 4}
@@ -181,8 +181,8 @@ def test_the_least_peak_is_no_higher_than_with_one_recomputation(name):
     once = least_memory.plan(graph)
     most = int(graph.size.max())
     assert chain.plan(graph).peak <= once.peak
-    # What a cut keeps goes when backward has come to it, though the stage before it may read it,
-    # too.
+    # The values that a cut keeps die when backward reaches the cut, though the stage before it may
+    # read them, too.
     same = chain.plan(graph, Limits(budget=once.peak + most))
     assert same.extra_seconds <= 1.2 * once.extra_seconds
 
@@ -215,7 +215,7 @@ def test_long_chains_fit_a_few_units(length, units):
     proposal = chain.plan(graph, Limits(budget=units))
     check(graph, proposal.schedule)
     assert proposal.peak <= units
-    # Each op twice again at the most, on average.
+    # On average, each op runs at most twice more.
     assert math.comb(units + 2, 2) < length <= math.comb(units + 3, 3)
     assert proposal.extra_seconds <= 2 * length
     runs: dict[int, int] = {}
@@ -234,7 +234,7 @@ def test_residual_networks_keep_only_the_stream():
 
 def test_two_states_are_cut_at_two_tensors():
     widths = [len(i) for i in cut_stages(two_states(20)).inputs]
-    # Between the two ops of a step both of its inputs and its first output are needed.
+    # Between the two ops of a step, both of its inputs and its first output are alive.
     assert max(widths) == 3
     assert widths.count(2) >= 15
     assert chain.plan(two_states(100)).peak <= 12
@@ -245,7 +245,7 @@ def test_skips_across_stages_are_kept_once():
     stages = cut_stages(graph)
     added = stages.chain.added
     sizes = [sum(int(graph.size[s]) for s in i) for i in stages.inputs]
-    # The bottom of the net adds less to the skips than it takes with them.
+    # At the bottom of the net, inputs share the skips, and add less than their own bytes.
     assert any(0 < added[s, s + 1] < sizes[s + 1] for s in range(1, stages.chain.length - 1))
     for s in range(stages.chain.length):
         for j in range(s + 1, stages.chain.length):
@@ -265,7 +265,7 @@ def test_what_is_made_for_a_loss_in_the_middle_is_not_made_twice_for_little():
             side = make.op(head, size=1)
     make.op(at, side, size=1)
     graph = make.graph()
-    # Its backward ops come first, as TensorFlow may have them.
+    # The head's backward ops come first, as they may in a graph of TensorFlow's.
     heads = [op for op in range(graph.first_backward, graph.length) if head in graph.reads[op]]
     assert heads
     check_budgets(shuffled(graph, 1))
@@ -285,7 +285,7 @@ def test_less_than_the_whole_history_is_an_option():
     assert stages.chain.saved.shape[1] >= 3
     everything = simulate(graph, plain(graph)).peak
     proposal = chain.plan(graph, Limits(budget=round(everything * 0.6)))
-    # Cheap ops are run again, the expensive ones are not.
+    # The plan recomputes cheap ops, and no expensive ones.
     again = {step.op for step in proposal.schedule.steps if step.copy}
     assert again
     assert not any(graph.expensive[op] for op in again)

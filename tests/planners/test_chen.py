@@ -23,8 +23,8 @@ from tests.helpers.sampling import examples
 
 
 def valid(graph: TrainingGraph, schedule: Schedule) -> None:
-    """Originals once each, the forward ones in order; reads of what was made; clones numbered as
-    they come."""
+    """Check that originals run once each, the forward ones in order, that ops read existing values,
+    and that clones are numbered in order."""
     made: set[tuple[int, int]] = set()
     originals, clones = [], Counter()
     for step in schedule.steps:
@@ -44,8 +44,8 @@ def valid(graph: TrainingGraph, schedule: Schedule) -> None:
 
 
 def algorithm_2(graph: TrainingGraph, counts: dict[int, int]) -> list[tuple]:
-    """The paper's Algorithm 2, line by line, for forward ops of one value each: op, level, levels
-    read."""
+    """Return the order of the paper's Algorithm 2, taken line by line, for forward ops of one value
+    each: op, level, levels read."""
     border = graph.first_backward
     level = [counts.get(int(graph.storage[v]), 0) for v in range(border)]
     node = {v: (v, 0) for v in range(border)}
@@ -76,7 +76,7 @@ def algorithm_2(graph: TrainingGraph, counts: dict[int, int]) -> list[tuple]:
 
 
 def numbered_by_level(graph: TrainingGraph, counts: dict[int, int]) -> list[tuple]:
-    """The library's schedule before copies are numbered as they come: op, level, levels read."""
+    """Return the library's schedule, its copies numbered by level: op, level, levels read."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mirror_counts, "without_idle", lambda _, schedule: schedule)
         steps = mirror_counts.scheduled(graph, counts, frozenset()).steps
@@ -91,7 +91,7 @@ def numbered_by_level(graph: TrainingGraph, counts: dict[int, int]) -> list[tupl
 def test_a_unit_chain_takes_two_roots_of_its_length(n, residual):
     graph = chain([1] * n, residual=residual, forwards=True)
     proposal = chen.plan(graph)
-    # One more where n is no square, one for what an op reads and writes at once.
+    # One more if n is no square, and one for an op that reads and writes at once.
     assert proposal.peak <= 2 * math.sqrt(n) + 2
     one_pass = graph.seconds[: graph.first_backward].sum()
     assert proposal.extra_seconds <= one_pass, "one extra forward pass"
@@ -171,7 +171,7 @@ def test_division_is_the_papers_loop(sizes, b, data):
 def test_counts_of_chains_mean_what_algorithm_2_says(levels, residual):
     graph = chain([1] * len(levels), residual=residual)
     counts = dict(enumerate(levels, 1))
-    seed = graph.first_backward  # is made when it is read
+    seed = graph.first_backward  # it is made when it is read
     assert [n for n in numbered_by_level(graph, counts) if n[0] != seed] == [
         n for n in algorithm_2(graph, counts) if n[0] != seed
     ]
@@ -260,8 +260,8 @@ def networks(draw: st.DrawFn) -> TrainingGraph:
 @given(networks(), st.floats(0, 1.1), st.floats(0, 1.1))
 @settings(max_examples=examples(60), deadline=None, derandomize=True)
 def test_budgets_are_kept_and_more_is_never_slower(graph, one, other):
-    # In the order of plans: gradients of penalties come when they are due, which may take more than
-    # plain training.
+    # Take the peak of the plans' order. There, gradients of penalties come when they are due, which
+    # may take more than plain training.
     most = simulate(graph, ordered(graph, graph.sums)).peak
     least = chen.plan(graph, Limits(budget=0)).peak
     tight, loose = sorted(int(most * share) for share in (one, other))

@@ -1,5 +1,4 @@
-"""Coarse problems: their decisions become valid schedules, and what they count is what the schedule
-takes."""
+"""Coarse problems: their decisions become valid schedules, whose bytes and seconds they predict."""
 
 from __future__ import annotations
 
@@ -31,14 +30,14 @@ from tests.helpers.graphs import GRAPHS, Maker, chain
 from tests.helpers.random_graphs import rich, rigid
 from tests.helpers.sampling import examples
 
-#: Simulated bytes over coarse ones: in-place writes and sums that a plan moves apart. The worst met
-#: in 4000 graphs is 1.091.
+#: The largest accepted ratio of simulated bytes to coarse ones. A plan moves in-place writes and
+#: sums apart. The worst ratio in 4000 graphs is 1.091.
 MOST_LOW = 1.15
 SEEDS = st.integers(0, 2**32)
 
 
 def draw_decisions(coarse: Coarse, seed: int) -> list[int]:
-    """Random decisions of all kinds; in the forward pass everything stays."""
+    """Draw decisions of all kinds; the forward pass keeps everything."""
     problem, draw = coarse.problem, random.Random(seed)
     decisions = []
     for value, begin, end in problem.gaps:
@@ -52,14 +51,14 @@ def draw_decisions(coarse: Coarse, seed: int) -> list[int]:
 
 
 def kept_of(graph, seed: int) -> set[int]:
-    """Some residuals, or none."""
+    """Draw some residuals, or none."""
     draw = random.Random(seed)
     share = draw.choice([0.0, 0.3])
     return {storage for storage in graph.residuals if draw.random() < share}
 
 
 def followed(coarse: Coarse, decisions: list[int]) -> tuple[Schedule, Simulation]:
-    """The schedule of ``decisions``, checked, and what it takes."""
+    """Return the schedule of ``decisions``, checked, and its simulation."""
     schedule = coarse.schedule(decisions)
     checked = check_schedule(coarse.graph, schedule)
     assert problem_of(coarse.graph, schedule) is None
@@ -69,7 +68,7 @@ def followed(coarse: Coarse, decisions: list[int]) -> tuple[Schedule, Simulation
 
 
 def whole(graph, chained) -> Schedule:
-    """Every original in the order of plans, nothing twice."""
+    """Return every original in the order of plans, and nothing twice."""
     return Schedule(tuple(Step(op) for op in run_order(graph)), frozenset(chained))
 
 
@@ -80,7 +79,7 @@ def test_any_decisions_give_a_valid_schedule(graph, seed, accumulate):
     coarse = coarsen(graph, keep, accumulate=accumulate)
     schedule, simulation = followed(coarse, draw_decisions(coarse, seed))
     assert schedule.chained == frozenset(graph.sums if accumulate else ())
-    # No clone's copy of what is kept is ever read.
+    # No op reads a clone's copy of a kept value.
     for step in schedule.steps:
         for value, copy in zip(graph.reads[step.op], step.reads, strict=False):
             assert not copy or graph.size[value] == 0 or value not in keep
@@ -105,8 +104,8 @@ def test_plain_decisions_give_the_plain_step(graph, seed, accumulate):
 def test_recipes_take_the_time_of_their_clones(graph, seed):
     assume(all(len(made) == 1 for made in graph.writes[: graph.first_backward]))
     coarse = coarsen(graph)
-    # Decisions without by-products that nobody reads: those are clones that the schedule leaves
-    # out.
+    # Without the decisions that lead to by-products that no op reads: the schedule leaves out those
+    # clones.
     decisions = [DROPPED if what >= STRICT else what for what in draw_decisions(coarse, seed)]
     _, simulation = followed(coarse, decisions)
     assert simulation.extra_seconds == pytest.approx(run(coarse.problem, decisions).extra_seconds)
@@ -124,7 +123,7 @@ def test_no_schedule_takes_more_time_than_was_counted(graph, seed):
 @given(rich(), SEEDS)
 @settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_without_writes_in_place_no_byte_is_missing(graph, seed):
-    """But for storages too small to be decided on, which live longer than in plain training."""
+    """Except for storages too small to be decided on, which live longer than in plain training."""
     graph = rigid(graph)
     coarse = coarsen(graph)
     decisions = draw_decisions(coarse, seed)
@@ -228,9 +227,9 @@ def test_a_chain_is_counted_to_the_byte():
 
 
 def test_values_with_one_reader_belong_to_the_recipe_of_the_next(monkeypatch):
-    # As in large graphs: in small ones they are decided on as well.
+    # Values are grouped as in large graphs; in small ones, each of them has decisions of its own.
     monkeypatch.setattr(coarse_module, "FEW", 0)
-    # Three ops without a residual between two that have one: a normalization from the inside.
+    # Three ops without a residual between two with a residual, as inside a normalization.
     make = Maker()
     x = make.op(make.source(), size=8)
     inside = x
@@ -243,7 +242,7 @@ def test_values_with_one_reader_belong_to_the_recipe_of_the_next(monkeypatch):
     number = coarse.storages.index(y)
     recipe = coarse.problem.recipe[number]
     assert coarse.problem.seconds[recipe] == 4.0
-    # Two buffers of 8 bytes at once, one of which is the result.
+    # Two buffers of 8 bytes are alive at once, one of which is the result.
     assert coarse.problem.scratch[recipe] == 8
 
 
@@ -296,8 +295,8 @@ def test_tiny_storages_are_kept():
 def test_what_is_about_to_be_written_into_is_there_while_others_are_made_again():
     graph = chain([4000] * 5)
     backward = np.arange(graph.length) >= graph.first_backward
-    # Gradients lie in the buffers of those before them, and one op has scratch space: the peak is
-    # where that runs again.
+    # Each gradient takes over the buffer of the one before it, and one op has scratch space. The
+    # peak is where that op is recomputed.
     graph = dataclasses.replace(
         graph,
         forwards=backward,

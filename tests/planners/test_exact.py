@@ -1,5 +1,5 @@
-"""The planner that proves: against exhaustive search, and what holds of its bound and of its
-process."""
+"""The planner that proves its plans optimal: against exhaustive search, and the properties of its
+bound and its process."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ NEAR = 1e-6
 
 
 def planned(graph: TrainingGraph, budget: int, **limits) -> Proposal:
-    """The plan, checked for what holds of every one."""
+    """Return the plan, checked for the properties of every plan."""
     proposal = exact.plan(graph, Limits(budget=budget, **limits))
     check_proposal(graph, proposal, budget, NEAR)
     return proposal
 
 
 def check_against_exhaustive_search(seed: int) -> int:
-    """Every budget of a small graph that has a plan; how many of them need clones."""
+    """Check every feasible budget of a small graph; return how many of them need clones."""
     graph = small(seed)
     many = 0
     for budget in range(1, simulate(graph, plain(graph)).peak + 1):
@@ -145,7 +145,7 @@ def test_seconds_are_kept(monkeypatch):
     monkeypatch.setattr(constraint_program, "solve", noted)
     instance = unet_vgg()
     proposal = planned(instance.graph(), int(0.45 * instance.peak), seconds=2.0)
-    # Nothing but time ends this search.
+    # Only the time limit ends this search.
     assert asked
     assert all(effort is None and 0 < seconds <= 2 for effort, seconds in asked)
     assert proposal.peak <= 0.45 * instance.peak
@@ -183,7 +183,7 @@ def test_where_the_process_is_killed_the_plan_there_is_is_used():
 
 @pytest.fixture
 def broken(monkeypatch):
-    """The solver's process ends as soon as it begins."""
+    """Let the solver's process end as soon as it begins."""
     constraint_program._Solver._end()
     start = subprocess.Popen
     program = [sys.executable, "-c", "raise ImportError('libortools is missing')"]

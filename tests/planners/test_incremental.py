@@ -1,5 +1,5 @@
-"""Simulated decisions from where they differ from others: what comes of it is what comes of playing
-them from the first event on."""
+"""Simulations of changed decisions, from the first change on: they give the same results as
+simulations from the first event on."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.planners.test_retention import chain, decided
 from tests.planners.test_retention import problem as small_problem
 
 seeds = st.integers(0, 2**32)
-#: Events from one mark to the next, here.
+#: The number of events from one mark to the next in these tests.
 APART = 32
 
 
 def same(one: Run, other: Run) -> bool:
-    """Whether two runs are the same in every field, to the last bit."""
+    """Return whether two runs are the same in every field, to the last bit."""
     return all(
         np.array_equal(getattr(one, field.name), getattr(other, field.name))
         for field in fields(Run)
@@ -42,8 +42,8 @@ def same(one: Run, other: Run) -> bool:
 
 
 def anywhere(seed: int) -> Problem:
-    """A problem whose border lies anywhere; some results cannot be recomputed, but are made in
-    passing."""
+    """Draw a problem with its border anywhere; some results cannot be recomputed by themselves, but
+    are made in passing."""
     draw = random.Random(seed)
     made = small_problem(draw.randrange(2**32))
     recipe = list(made.recipe)
@@ -54,8 +54,8 @@ def anywhere(seed: int) -> Problem:
 
 
 def step(seed: int) -> Problem:
-    """A problem like those of steps: forward events make all values, and many backward events read
-    them; seconds with rounding errors."""
+    """Draw a problem like a training step: forward events make all values, and many backward events
+    read them; seconds have rounding errors."""
     draw = random.Random(seed)
     forward, backward = draw.randint(2, 12), draw.randint(1, 5 * APART)
     reads: list[tuple[int, ...]] = []
@@ -84,7 +84,7 @@ def step(seed: int) -> Problem:
 
 
 def decision(given: Problem, gap: int, draw: random.Random, wild: float) -> int:
-    """A random decision on a gap; with a probability, one that names any event at which its value
+    """Draw a decision on a gap. With probability ``wild``, it names any event at which its value
     can be made."""
     value, begin, end = given.gaps[gap]
     events = len(given.reads)
@@ -106,7 +106,7 @@ def decision(given: Problem, gap: int, draw: random.Random, wild: float) -> int:
 
 
 def drawn(given: Problem, seed: int, wild: float) -> tuple[list[int], list[Change]]:
-    """Random decisions, and changes of them."""
+    """Draw decisions, and changes of them."""
     draw = random.Random(seed)
     gaps = range(given.first_gap[-1])
     decisions = [decision(given, gap, draw, wild) for gap in gaps]
@@ -154,7 +154,7 @@ def test_a_run_does_not_ask_for_the_border(
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The events from which something was simulated, for a change."""
+    """Return a list of the events from which changes are simulated."""
     events: list[int] = []
     advance = incremental.advance
 
@@ -168,8 +168,8 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def long_step() -> Problem:
-    """Four values, each made of the one before it, and read again one after the other: the last one
-    first, far from each other."""
+    """Return a problem of four values, each made of the one before it. They are read again one by
+    one, far from each other, the last value first."""
     backward: list[tuple[int, ...]] = []
     for value in (3, 2, 1, 0):
         backward += [()] * (APART - 1) + [(value,)]
@@ -177,7 +177,7 @@ def long_step() -> Problem:
 
 
 def spans(given: Problem) -> list[int]:
-    """For each value, its gap between the two passes."""
+    """Return, for each value, its gap between the two passes."""
     return [gap for gap, (_, begin, end) in enumerate(given.gaps) if begin < given.border <= end]
 
 
@@ -188,7 +188,7 @@ def test_what_comes_before_a_change_is_not_played(begun: list[int]) -> None:
     for value, gap in enumerate(spans(given)[:-1]):
         begun.clear()
         found = base.simulate([(gap, DROPPED)])
-        # The event that reads it is the last one of its stretch.
+        # The event that reads the value is the last one of its stretch.
         assert begun == [given.border + APART * (3 - value)]
         assert found.again == [(given.gaps[gap][2], value)]
         assert found.bytes_alive[given.border] == 3
@@ -200,7 +200,7 @@ def test_what_is_made_of_a_value_looks_at_it(begun: list[int]) -> None:
     base = Base(given, decided(given, {(2, 3): DROPPED}))
     assert base.run.extra_seconds == 1
     begun.clear()
-    # Value 2 is recomputed of value 1, long before that is read.
+    # Value 2 is recomputed from value 1, long before an event reads value 1.
     found = base.simulate([(gaps[1], DROPPED)])
     assert begun[-1] == given.border + APART
     assert [recipe for _, recipe in found.again] == [1, 2]
@@ -216,7 +216,7 @@ def test_what_changes_before_the_border_is_played_from_the_first_event(begun: li
     found = base.simulate([(gap, DROPPED)])
     assert begun == []
     assert found.again == [(1, 0)]
-    # And what such a base is changed to.
+    # The same holds for the change back.
     base = Base(given, changed(given.plain(), [(gap, DROPPED)]))
     assert base.simulate([(gap, KEPT)]).again == []
     assert begun == []
@@ -235,7 +235,7 @@ def test_a_value_that_is_made_again_before_it_is_made_is_in_its_first_gap() -> N
         during=[0] * 6,
         between=[0] * 6,
     )
-    # The decision on the first gap says whether what is made at event 1 is still there at event 2.
+    # The decision on the first gap says whether the value of event 1 is still alive at event 2.
     others = [EARLY + 2 * 1, EARLY + 2 * 2]
     base = Base(given, [DROPPED, *others])
     assert base.run.extra_seconds == 3

@@ -35,7 +35,7 @@ PLANNERS = {"memory": least_memory.plan, "speed": cheap_ops.plan, "named": named
 
 
 def optimum(graph: TrainingGraph) -> tuple[int, set[int]]:
-    """The least simulated peak of all kept sets, and one that has it."""
+    """Return the least simulated peak of all kept sets, and a kept set that has it."""
     choices = [
         s
         for s in range(len(graph.storage))
@@ -56,7 +56,7 @@ def optimum(graph: TrainingGraph) -> tuple[int, set[int]]:
 
 
 def random_chain(seed: int) -> tuple[TrainingGraph, int]:
-    """A chain, and its largest tensor."""
+    """Return a chain, and the bytes of its largest tensor."""
     draw = random.Random(seed)
     n = draw.randint(1, 9)
     sizes = [draw.choice([1, 1, 2, 3, 8, 20]) for _ in range(n)]
@@ -66,8 +66,8 @@ def random_chain(seed: int) -> tuple[TrainingGraph, int]:
 
 @cache
 def against_optimum(seed: int) -> tuple[int, int, int]:
-    """The least peak that is found of a random chain, the least there is, and the largest
-    tensor."""
+    """Return the peak that is found for a random chain, the least there is, and the bytes of the
+    largest tensor."""
     graph, largest = random_chain(seed)
     return least_memory.plan(graph).peak, optimum(graph)[0], largest
 
@@ -146,7 +146,7 @@ def test_two_states_need_two_tensors_a_cut():
 
 def test_growing_concatenations_cost_each_feature_once():
     graph = growing(40)
-    # The features themselves, 4 bytes each, and what is needed around the last layer.
+    # The features themselves, 4 bytes each, and the buffers around the last layer.
     whole = 4 * 41
     assert least_memory.plan(graph).peak <= 4.5 * whole
     assert simulate(graph, plain(graph)).peak >= 15 * whole
@@ -191,7 +191,7 @@ def test_least_memory_is_never_worse_than_plain_on_random_networks(seed):
 
 
 @pytest.mark.parametrize(
-    # That of 5 has the most choices.
+    # Seed 5 has the most choices.
     "seed",
     [pytest.param(seed, marks=[pytest.mark.slow] if seed == 5 else []) for seed in range(12)],
 )
@@ -226,7 +226,7 @@ def test_draws_are_never_cloned_and_the_bits_are_kept(planner):
     again = {s.op for s in proposal.schedule.steps if s.copy}
     draws = [op for op in range(graph.first_backward) if not graph.clonable[op]]
     assert not again & set(draws)
-    # Masks of one byte are kept and not the four bytes that they were drawn from.
+    # Masks of one byte are kept, not the four bytes that they were drawn from.
     masks = [op for op in draws if graph.size[graph.writes[op][0]]]
     (bits,) = (
         {
@@ -244,7 +244,7 @@ def test_draws_are_never_cloned_and_the_bits_are_kept(planner):
 
 
 def conv_net(n: int) -> tuple[TrainingGraph, list[int]]:
-    """Convolution, normalization, activation, n times; the convolutions' outputs."""
+    """Return n times convolution, normalization, activation; and the convolutions' outputs."""
     make = Maker()
     at = make.op(make.source(), size=16)
     made = []
@@ -349,7 +349,7 @@ def test_no_op_holds_more_than_the_whole():
 
 
 def _seconds(planner, graph: TrainingGraph) -> float:
-    """Of the processor: the least of three calls, as other processes may run beside this one."""
+    """Return the least processor time of three calls, as other processes may run as well."""
     best = float("inf")
     for _ in range(3):
         begin = time.process_time()
@@ -370,7 +370,7 @@ def test_time_grows_about_linearly(planner, make):
 
 def test_deep_chains_hit_no_recursion_limit():
     graph = chain([UNIT] * 20_000)
-    assert named.plan(graph).schedule.clones >= 19_900  # a few are too small to weigh
+    assert named.plan(graph).schedule.clones >= 19_900  # a few are too small to matter
 
 
 # --- Helpers
@@ -387,8 +387,8 @@ def _without_forwarding(graph: TrainingGraph) -> TrainingGraph:
 
 
 def random_network(seed: int, n: int) -> TrainingGraph:
-    """n ops that read one to three recent values; some make two, some are views, joins or must not
-    be cloned."""
+    """Return n ops that read one to three recent values; some make two, some are views, joins or
+    not clonable."""
     draw = random.Random(1000 + seed)
     make = Maker()
     source = make.source()

@@ -22,17 +22,17 @@ from tests.helpers.graphs import chain, residual_chain
 from tests.helpers.random_graphs import rich
 from tests.helpers.sampling import examples
 
-#: Capacities of the cut are integers: what they cannot tell apart is equal.
+#: The cut's capacities are integers: costs that they cannot tell apart count as equal.
 NEAR = 1e-6
 
 
 def problem_of(graph) -> Problem:
-    """The retention problem of a graph."""
+    """Return the retention problem of a graph."""
     return coarsen(graph).problem
 
 
 def cost_of(gaps: Gaps, prices: np.ndarray, times: Times, decisions: list[int]) -> float:
-    """What decisions cost at these prices and times, gap by gap; infinite: something is missing."""
+    """Return what decisions cost at these prices and times; infinite: a value is missing."""
 
     def held(gap: int, begin: int, end: int) -> float:
         return float(gaps.size[gap] * prices[begin + 1 : min(end, len(prices))].sum())
@@ -57,8 +57,8 @@ def cost_of(gaps: Gaps, prices: np.ndarray, times: Times, decisions: list[int]) 
     return float(cost)
 
 
-#: To recompute what two values come of costs more than dropping both saves: the sources of the cut
-#: give less than one edge of it.
+#: Recomputing the inputs of two values costs more than dropping both saves: the sources of the cut
+#: give less than the capacity of one of its edges.
 DEAR_TAIL = TrainingGraph.of(
     [(), (0,), (1,), (1,), (1,), (1,), (2,), (), (), (8, 2), (7, 9), (10, 2)],
     7,

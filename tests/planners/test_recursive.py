@@ -28,7 +28,7 @@ def fewest_advances(steps: int, slots: int) -> int:
 
 @cache
 def least_advances(steps: int, slots: int) -> int:
-    """By the recurrence: the first checkpoint anywhere."""
+    """Return the least advances by the recurrence, with the first checkpoint anywhere."""
     if steps == 1:
         return 0
     if slots == 1:
@@ -40,8 +40,8 @@ def least_advances(steps: int, slots: int) -> int:
 
 
 def followed(steps: int, slots: int) -> tuple[int, int]:
-    """Advances and the most checkpoints of `recursive.reversal`, done by hand on the numbers of
-    states."""
+    """Follow the actions of `recursive.reversal` on state numbers. Return the advances and the most
+    checkpoints."""
     kept, at, advanced, most = {0}, 0, 0, 1
     left = steps
     for kind, stage, _ in recursive.reversal(steps, slots):
@@ -76,7 +76,7 @@ def test_as_few_advances_as_the_recurrence_says(slots):
     ("steps", "slots", "times"), [(10, 3, 2), (35, 3, 4), (36, 3, 5), (56, 3, 5), (252, 5, 5)]
 )
 def test_steps_that_so_many_checkpoints_reverse(steps, slots, times):
-    # C(s + r, s) steps, of which none is advanced over more than r times (Griewank 1992).
+    # C(s + r, s) steps, none of which is advanced over more than r times (Griewank 1992).
     assert recursive.levels(steps, slots) == times
     assert math.comb(slots + times, slots) >= steps > math.comb(slots + times - 1, slots)
 
@@ -87,7 +87,7 @@ def test_a_chain_of_1024_in_the_memory_of_22():
     check_schedule(graph, proposal.schedule)
     assert proposal.peak <= 22
     # The first sweep is the forward pass itself. The first value is as good as the input that it is
-    # made of, and nobody reads the last.
+    # made of, and no op reads the last one.
     assert proposal.schedule.clones == fewest_advances(1022, 10) - 1021
     runs = Counter(step.op for step in proposal.schedule.steps if step.copy)
     assert max(runs.values()) <= recursive.levels(1024, 10)

@@ -1,4 +1,4 @@
-"""Simulated decisions through: against an interpreter that follows each value, and by hand."""
+"""Simulations of decisions: against an interpreter that follows each value, and by hand."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.helpers.sampling import examples
 
 
 def problem(seed: int) -> Problem:
-    """A random problem: recipes of one or two values, some values that cannot be recomputed, bytes
-    beside them."""
+    """Draw a problem: recipes of one or two values, some values that cannot be recomputed, and
+    other bytes."""
     draw = random.Random(seed)
     reads, writes, recipe, inputs, outputs, seconds, scratch = [], [], [], [], [], [], []
     for _ in range(draw.randint(1, 16)):
@@ -34,7 +34,7 @@ def problem(seed: int) -> Problem:
         writes.append(made)
         if made and draw.random() < 0.8:
             recipe += [len(inputs)] * len(made)
-            # A recipe may be shorter than the event: it need not read all of what the event reads.
+            # A recipe may be shorter than the event: it need not read all inputs of the event.
             inputs.append(tuple(sorted(draw.sample(known, min(len(known), draw.randint(0, 3))))))
             outputs.append(made)
             seconds.append(float(draw.randint(0, 9)))
@@ -57,8 +57,7 @@ def problem(seed: int) -> Problem:
 
 
 def decide(given: Problem, seed: int) -> list[int]:
-    """A random decision for each gap; what comes early or goes late does so at an event inside the
-    gap."""
+    """Draw a decision for each gap; early and late ones name an event inside the gap."""
     draw = random.Random(seed)
     decisions = []
     for value, begin, end in given.gaps:
@@ -72,11 +71,11 @@ def decide(given: Problem, seed: int) -> list[int]:
 
 
 class Interpreter:
-    """Plays decisions by the words of the module: instances of values that are made, read, and
-    lost.
+    """An interpreter that follows the module's definitions: it makes, reads, and loses instances of
+    values.
 
-    The order in which missing inputs are made, the last first, is the only thing that is taken
-    over.
+    Only the order in which missing inputs are made, the last first, is taken from the simulation
+    itself.
     """
 
     def __init__(self, given: Problem, decisions: list[int]) -> None:
@@ -90,7 +89,7 @@ class Interpreter:
         self.seconds = 0.0
 
     def decision(self, value: int, event: int) -> int:
-        """What is decided on ``value`` just behind ``event``."""
+        """Return the decision on ``value`` just behind ``event``."""
         (what,) = [w for begin, end, w in self.decision_at[value] if begin <= event < end]
         return what
 
@@ -116,7 +115,7 @@ class Interpreter:
         beside = self.given.between[event] + self.given.scratch[number]
         for output in self.given.outputs[number]:
             if output in self.there:
-                # A second one, which nobody reads.
+                # A second copy, which no event reads.
                 beside += self.given.size[output]
             else:
                 self.make(output)
@@ -218,8 +217,8 @@ def test_gaps_lie_side_by_side(seed):
 
 
 def chain(reads: list[tuple[int, ...]], many: int) -> Problem:
-    """``many`` values in a chain, a byte and a second each; then events that read ``reads`` and
-    make nothing."""
+    """Return ``many`` values in a chain, a byte and a second each; then events that read ``reads``
+    and make nothing."""
     return Problem(
         reads=[*([(k - 1,) if k else () for k in range(many)]), *reads],
         writes=[*([(k,) for k in range(many)]), *([()] * len(reads))],
@@ -235,7 +234,7 @@ def chain(reads: list[tuple[int, ...]], many: int) -> Problem:
 
 
 def decided(given: Problem, what: dict[tuple[int, int], int]) -> list[int]:
-    """The plain decisions, but for those of (value, event before the gap)."""
+    """Return the plain decisions, with other ones at each (value, event before the gap)."""
     decisions = given.plain()
     for gap, (value, begin, _) in enumerate(given.gaps):
         decisions[gap] = what.pop((value, begin), decisions[gap])
@@ -244,8 +243,8 @@ def decided(given: Problem, what: dict[tuple[int, int], int]) -> list[int]:
 
 
 def test_dropped_stays_until_its_next_use_and_strict_does_not():
-    # Value 0 is read by event 1 (which makes value 1), 3 and last; making 1 again for event 2 needs
-    # it.
+    # Event 1, which makes value 1, and the last event read value 0. Recomputing value 1 for event 2
+    # needs value 0 as well.
     given = chain([(1,), (), (0,)], 2)
     drop_1 = {(1, 1): DROPPED}
     kept = run(given, decided(given, drop_1 | {(0, 1): KEPT}))
@@ -257,8 +256,8 @@ def test_dropped_stays_until_its_next_use_and_strict_does_not():
 
 
 def test_early_comes_back_while_its_inputs_are_there():
-    # Value 0 is there at event 2 for the last time: making 1 again only at its own event costs a
-    # second run of 0.
+    # Value 0 is alive at event 2 for the last time: recomputing value 1 only at its own event costs
+    # a second run of value 0.
     given = chain([(0,), (), (1,)], 2)
     late = run(given, decided(given, {(1, 1): DROPPED}))
     assert (late.bytes_alive.tolist(), late.extra_seconds) == ([1, 2, 1, 0, 1, 2, 1], 2.0)
@@ -267,7 +266,7 @@ def test_early_comes_back_while_its_inputs_are_there():
 
 
 def test_late_stays_until_something_was_made_of_it():
-    # Making 1 again for event 2 needs value 0: its last use before it is recomputed for event 4.
+    # Recomputing 1 for event 2 needs value 0: its last use before it is recomputed for event 4.
     given = chain([(1,), (), (0,)], 2)
     late = run(given, decided(given, {(1, 1): DROPPED, (0, 1): LATE + 2 * 2}))
     assert (late.bytes_alive.tolist(), late.extra_seconds) == ([1, 2, 2, 1, 0, 1, 1], 2.0)

@@ -17,16 +17,16 @@ from memsaving_gradients.planners.chains.rotor import Chain, Table
 
 @dataclass(frozen=True)
 class Network:
-    """A chain by its tensors: which ones the input of each stage consists of, and numbers for each
-    stage and option."""
+    """A chain by its tensors: the tensors in the input of each stage, and numbers for each stage
+    and option."""
 
     bytes: tuple[int, ...]
     inputs: tuple[
         frozenset[int], ...
-    ]  # of stages 0 … L; that of 0 costs nothing, that of L is the output
+    ]  # of stages 0 … L; input 0 costs nothing, input L is the output
     gradient: tuple[int, ...]
     transient: tuple[int, ...]
-    history: tuple[tuple[int, ...], ...]  # beside the output
+    history: tuple[tuple[int, ...], ...]  # without the output
     forward_peak: tuple[tuple[int, ...], ...]
     backward_peak: tuple[tuple[int, ...], ...]
     run: tuple[int, ...]
@@ -73,7 +73,7 @@ def random_network(seed: int, length: int, options: int) -> Network:
     sizes = []
     for j in range(1, length + 1):
         for _ in range(draw.randint(1, 2)):
-            # Made before stage j; some are read far behind.
+            # Made before stage j; some are read much later.
             last = j if draw.random() < 0.7 else draw.randint(j, length)
             for k in range(j, last + 1):
                 inputs[k].add(len(sizes))
@@ -109,7 +109,7 @@ def random_network(seed: int, length: int, options: int) -> Network:
 
 
 def kept_bytes(net: Network, inputs, histories, beside=frozenset()) -> int:
-    """Bytes of kept inputs, of kept histories with their outputs, and of the tensors ``beside``."""
+    """Return the bytes of kept inputs, of kept histories with their outputs, and of ``beside``."""
     tensors = set(beside)
     for j in inputs:
         tensors |= net.inputs[j]
@@ -119,8 +119,8 @@ def kept_bytes(net: Network, inputs, histories, beside=frozenset()) -> int:
 
 
 def exhaustive(net: Network, budget: int) -> float:
-    """The least extra time of all ways to run forward and backward that keep what they keep until
-    it was used."""
+    """Return the least extra time of all ways to run forward and backward in which a kept value
+    stays until it was used."""
     last = net.length - 1
     options = range(len(net.inside[0]))
     begin = (
@@ -128,7 +128,7 @@ def exhaustive(net: Network, budget: int) -> float:
         0,
         frozenset(),
         frozenset(),
-    )  # next backward, where forward stands, inputs, histories
+    )  # next backward, position of forward, inputs, histories
     best = {begin: 0}
     queue = [(0, 0, begin)]
     number = 1
@@ -170,7 +170,7 @@ def exhaustive(net: Network, budget: int) -> float:
 
 
 def follow(net: Network, actions) -> tuple[int, int]:
-    """The peak and the extra time of ``actions``; fails where they are no valid way through the
+    """Return the peak and the extra time of ``actions``; fail if they are no valid way through the
     chain."""
     b, at = net.length - 1, 0
     inputs: set[int] = set()
@@ -246,8 +246,8 @@ def test_rounding_never_breaks_a_promise(seed, slots):
 @pytest.mark.parametrize("slots", [1, 2, 3, 4, 6, 9])
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 13, 24])
 def test_inputs_only_on_a_unit_chain_take_the_steps_of_revolve(length, slots):
-    # Backward runs a stage again itself, so that its history takes no memory; the input that it
-    # starts from does, in place of the first input, which does not count here and is a slot there.
+    # Backward runs a stage again itself, so its history takes no memory. Its input takes memory in
+    # place of the first input, which is free here and takes a slot there.
     free, column = np.zeros((length, length)), np.zeros((length, 1))
     chain = Chain(
         added=free + 1, resident=free, running=free, saved=column + 10**6, forward_peak=column,
@@ -259,7 +259,7 @@ def test_inputs_only_on_a_unit_chain_take_the_steps_of_revolve(length, slots):
 
 
 def _revolve(length: int, slots: int) -> int:
-    """Forward steps for a unit chain, by the closed form of Griewank and Walther (2000)."""
+    """Return a unit chain's forward steps by the closed form of Griewank and Walther (2000)."""
     repeats = 1
     while math.comb(slots + repeats, slots) < length:
         repeats += 1
@@ -276,7 +276,7 @@ def _unit_chain(length: int) -> Chain:
 
 
 def least_budget(chain):
-    """The least bytes beside the input of the first stage that a table has a way for, about."""
+    """Return about the least bytes, without the first stage's input, that a table has a way for."""
     top = chain.most
     while True:
         table = Table(chain, top)
@@ -287,7 +287,7 @@ def least_budget(chain):
 
 
 def test_the_least_budget_of_a_unit_chain_is_three_at_any_length():
-    # An input, the next one, a gradient: everything from the beginning again for each stage.
+    # An input, the next one, a gradient: for each stage, forward starts from the beginning.
     for length in (3, 10, 60):
         chain = _unit_chain(length)
         assert least_budget(chain) == 3
@@ -319,7 +319,7 @@ def test_least_budgets_of_unequal_chains_have_a_way_and_little_less_has_none():
 
 def test_time_grows_with_the_cube_of_the_number_of_stages():
     def spent(length):
-        """The least of three, as other processes may run beside this one."""
+        """Return the least time of three, as other processes may run at the same time."""
         chain, times = random_network(1, length, 4).chain(), []
         for _ in range(3):
             begin = time.process_time()

@@ -48,7 +48,7 @@ def test_with_room_for_all_none_is_a_chain(graph) -> None:
 
 
 def chains(budget: float, planner: str) -> int:
-    """How many sums of a normalized network become chains within a budget."""
+    """Return how many sums of a normalized network become chains within a budget."""
     with tf.Graph().as_default() as graph:
         x, y = normalized_network()
         ms.gradients(y, x, budget=budget, planner=planner)
@@ -62,8 +62,8 @@ def test_fewer_chains_within_more_memory(planner) -> None:
 
 
 def variables_of_sums(**options) -> int:
-    """How many sums grappler makes variables of in a session; a weight of 208 MiB is read until the
-    gradients are there."""
+    """Return how many sums grappler makes variables of in a session; ops read a weight of 208 MiB
+    until the gradients are there."""
     with tf.Graph().as_default() as graph:
         large = v1.get_variable("large", [6656, 8192], use_resource=True)
         x, y = normalized_network(16)
@@ -84,7 +84,7 @@ def variables_of_sums(**options) -> int:
 
 
 def test_grappler_makes_variables_of_no_sums_of_large_graphs() -> None:
-    """It would add in the order in which addends come."""
+    """A variable would add in the order in which addends come."""
     assert variables_of_sums() == 0
 
 

@@ -1,4 +1,4 @@
-"""Planning tells how far it is, and can be stopped: by a hook, a key, or when time is over."""
+"""Planning reports its progress, and a hook, a key, or a time limit can stop it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Stops:
 
 @pytest.mark.parametrize("how", [Interrupted, KeyboardInterrupt])
 def test_interrupted_with_a_plan_at_hand(how: type[BaseException]) -> None:
-    # Of this size, buffers leave holes: the first plan fits and leaves a part of the budget unused.
+    # Buffers of this size leave holes: the first plan fits and leaves a part of the budget unused.
     with pytest.warns(errors.PlanningStoppedWarning, match="interrupted; the best plan so far"):
         plan = planned(HOLEY, budget=0.7, planner=Stops(1, how))
     assert not plan.complete
@@ -89,7 +89,7 @@ def test_interrupted_before_any_plan_fits_takes_the_least(calls: int) -> None:
         x, y = tower(8)
         with pytest.raises(errors.BudgetError) as caught:
             ms.gradients(y, x, budget=1)
-        # Of the plans of least memory, only the first is asked for.
+        # With this budget, the search needs only the first plan of least memory.
         budget = int(1.6 * caught.value.least)
         with pytest.warns(errors.PlanningStoppedWarning, match="interrupted"):
             ms.gradients(y, x, budget=budget, progress=hook)
@@ -157,7 +157,7 @@ def test_the_least_memory_claims_no_time_that_is_not_known() -> None:
 @pytest.mark.parametrize("planner", ["chain", pytest.param("auto", marks=pytest.mark.slow)])
 def test_fractions_that_are_named_work_where_orders_differ(planner: str) -> None:
     def build() -> tuple[tf.Tensor, tf.Tensor]:
-        # Branches of unlike lengths: what runs beside what is chance.
+        # Branches of unlike lengths: the executor's order of their ops is random.
         x = tf.compat.v1.placeholder(tf.float32, [64, 1024])
         ends = []
         for length in (3, 7, 12):

@@ -1,5 +1,4 @@
-"""Plans with values that are stored: on random graphs, against an independent reading of
-schedules."""
+"""Plans that store values: on random graphs, against an independent reader of schedules."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from tests.helpers.sampling import examples
 
 
 def storable(graph, share: float = 0.5, seconds: float = 0.1):
-    """``graph``, in which every residual that is an op's only result may be stored."""
+    """Return ``graph`` with every residual that is an op's only result storable."""
     ways = {}
     for value in graph.residuals:
         op = int(graph.producer[value])
@@ -57,7 +56,7 @@ def test_any_schedule_with_anything_stored_is_valid(graph, share, data):
     assert simulation.extra_seconds == pytest.approx(checked.extra_seconds)
     assert simulation.peak <= checked.peak or schedule.chained
     assert {how.value for how in schedule.stored.values()} <= {how.value for how in chosen}
-    # Nobody reads the original of a stored value in the backward pass.
+    # No op of the backward pass reads the original of a stored value.
     gone = {how.value for how in schedule.stored.values()}
     for step in schedule.steps[graph.first_backward :]:
         if step.copy and step.op in schedule.stored:
@@ -113,7 +112,7 @@ def test_without_a_budget_as_much_is_stored_as_lowers_the_peak():
 
 
 def test_hybrid_is_faster_than_both():
-    """Storing is dear for half of the chain, recomputing for the other half."""
+    """Storing is expensive for half of the chain, recomputing for the other half."""
     graph = chain([8] * 32)
     dear = np.where(np.arange(graph.length) < 16, 5.0, 0.1)
     graph = storable(dataclasses.replace(graph, seconds=dear), 0.0)
@@ -134,7 +133,7 @@ def test_hybrid_is_faster_than_both():
 
 
 def test_a_slow_link_is_helped_by_encoding():
-    """Where transfers cannot be hidden, some values are encoded instead."""
+    """If transfers cannot be hidden, the plan encodes some values instead."""
     graph = storable(chain([8] * 32), 0.0)
     ways = {
         op: (
@@ -181,4 +180,4 @@ def test_validity_knows_what_is_stored():
     good = store(graph, plain(graph), [how])
     assert problem_of(graph, good) is None
     bad = dataclasses.replace(good, stored={op: how._replace(value=how.value + 1)})
-    assert "to store" in (problem_of(graph, bad) or "")
+    assert "stored value" in (problem_of(graph, bad) or "")

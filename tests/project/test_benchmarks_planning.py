@@ -224,7 +224,7 @@ def test_bars_of_budgets() -> None:
 
 
 def run_all(experiment: Experiment, rows: list[str], **settings: Any) -> dict[str, dict[str, Any]]:
-    """All rows one after the other."""
+    """Run all rows in turn and return their results."""
     made: dict[str, dict[str, Any]] = {}
     for row in rows:
         job = Job(row, settings={**experiment.defaults, **settings}, made=made)
@@ -292,7 +292,7 @@ def test_bars_of_the_deep_network() -> None:
 
 
 def explained_row(**changes) -> dict:
-    """A row of ``benchmarks.claims.explain`` that meets every bar."""
+    """Return a row of ``benchmarks.claims.explain`` that meets every bar."""
     parts = {**dict.fromkeys(explain.PARTS, 1000), "temporaries": 10}
     row = {
         "parts": parts,

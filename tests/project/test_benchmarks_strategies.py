@@ -31,13 +31,12 @@ def test_each_strategy_does_what_those_before_it_do(name):
 
 
 def test_figures_of_a_chain_by_hand():
-    # Forward: 1 to 6; backward: 6 to 2, the seed besides. Each backward op reads the input of its
-    # op.
+    # Forward: 1 to 6; backward: 6 to 2, and the seed. Each backward op reads the input of its op.
     graph = chain([10] * 6, forwards=True)
     found = strategies(graph, parameters=7)
     assert found["no optimization"].peak == 10 * (6 + 6)
-    # Nothing that backward reads can be written into, but the last gradient can be at each step,
-    # and so can the loss's input.
+    # An op cannot write into values that backward reads. At each step it can write into the last
+    # gradient, and into the loss's input.
     assert found["inplace"].peak == 10 * (6 + 6 - _taken(graph))
     assert found.parameters == 7
     whole = graph.total_seconds
@@ -46,8 +45,8 @@ def test_figures_of_a_chain_by_hand():
 
 
 def _taken(graph) -> int:
-    """How many ops find an input of their size that nobody reads later; every op reads its maker's
-    value last."""
+    """Return how many ops have an input of their size that no later op reads; every op reads its
+    maker's value last."""
     count = 0
     for op in range(graph.length):
         later = {v for after in range(op + 1, graph.length) for v in graph.reads[after]}
@@ -152,5 +151,5 @@ def test_the_papers_network_small():
         loss, weights = deep_resnet(17, batch=2, image=64, width=8, classes=10)
         assert loss.shape == [] and all(w.shape.is_fully_defined() for w in weights)
         convolutions = [op for op in graph.get_operations() if op.type == "Conv2D"]
-    # One at the start, three in each of five units, one at each stage's shortcut.
+    # One at the start, three in each of the units, one at the shortcut of each of four stages.
     assert len(convolutions) == 1 + 3 * sum(units_of(17)) + 4

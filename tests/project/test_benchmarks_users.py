@@ -1,4 +1,4 @@
-"""Programs of users' kinds: the smallest one is measured, and verdicts follow from figures."""
+"""Users' programs: the smallest one is measured, and figures lead to verdicts."""
 
 from __future__ import annotations
 

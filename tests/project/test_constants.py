@@ -1,9 +1,9 @@
-"""Numbers that somebody chose: how many there are, and that each says what it is.
+"""Constants that hold chosen numbers: how many there are, and that each one's comment explains it.
 
 A module-level constant that holds a number is one of three kinds. The comment above a fact begins
-with ``Fact:`` (a format, a rule of TensorFlow, a measured figure), that above a measure of what
-people see with ``Layout:``. All others are tuning constants. Their comments say what the number
-decides, its unit, and how it was measured; a number of which no measurement is named was chosen by
+with ``Fact:`` (a format, a rule of TensorFlow, a measured figure). The comment above a measure of
+what people see begins with ``Layout:``. All others are tuning constants. Their comments say what
+the number decides, its unit, and how it was measured; a number without a measurement was chosen by
 judgement.
 """
 
@@ -17,13 +17,13 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted(
     path for room in ("graph_tools", "memsaving_gradients") for path in (ROOT / room).rglob("*.py")
 )
-#: Tuning constants there are. Lower it when one goes; raise it only for a number that can neither
-#: be derived nor shared with another place.
+#: The number of tuning constants. Lower it when one goes; raise it only for a number that can
+#: neither be derived nor shared with another place.
 MOST = 120
 
 
 def _constants(text: str) -> Iterator[tuple[list[str], int]]:
-    """The names of each module-level assignment of numbers to constants, and its line."""
+    """Yield the names in each module-level assignment of numbers to constants, and its line."""
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign):
             target: ast.expr = node.targets[0]
@@ -44,8 +44,8 @@ def _constants(text: str) -> Iterator[tuple[list[str], int]]:
 
 
 def _comment(lines: list[str], line: int) -> str:
-    """The comment above a line, or above the constants right before it; or else the string below
-    it."""
+    """Return the comment above a line, or above the constants right before it; or else the string
+    below it."""
     first = line - 1
     while first and not lines[first - 1].startswith("#") and lines[first - 1].strip():
         first -= 1
@@ -60,7 +60,7 @@ def _string(lines: list[str]) -> str:
 
 
 def _tuning(path: Path) -> list[tuple[str, str]]:
-    """The tuning constants of a module, and what is said of each."""
+    """Return the tuning constants of a module and their comments."""
     text = path.read_text()
     found = [
         (name, _comment(text.splitlines(), at)) for names, at in _constants(text) for name in names

@@ -1,4 +1,4 @@
-"""The documentation is complete, builds without a warning, and says what is so."""
+"""The documentation is complete, builds without a warning, and its statements are true."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.helpers.fresh import fresh
 from tests.helpers.public import public_names
 
 PYTHON = [block for block in blocks(*PAGES) if block.kind == "python"]
-#: Programs of these pages take long, and do what `test_explain`, `test_largest_batch` and
-#: `test_fitting` do.
+#: The programs of these pages take long, and repeat `test_explain`, `test_largest_batch` and
+#: `test_fitting`.
 LONG = ("seeing.md", "fit-to.md")
 RUNNABLE = [
     pytest.param(page, marks=pytest.mark.slow if page.name in LONG else [])
@@ -42,7 +42,7 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built in a folder of its own."""
+    """Build the site in a folder of its own, and return the folder."""
     folder = tmp_path_factory.mktemp("documentation") / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict"]
     done = subprocess.run(
@@ -85,14 +85,14 @@ def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
 
 
 def _place(what: Any) -> str:
-    """Where something is defined: functions with the name of their module are known by that."""
+    """Return where something is defined; a function may have the name of its module."""
     return f"{getattr(what, '__module__', '')}.{getattr(what, '__qualname__', '')}"
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.place)
 def test_python_is_python_and_names_what_there_is(block: Block) -> None:
-    """Fragments of programs are compiled; what they name of this package exists, and takes what it
-    is given."""
+    """Programs in the text compile. The names of this package in them exist and take the given
+    arguments."""
     options = {field.name for field in fields(Options)}
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.Attribute):
@@ -106,8 +106,8 @@ def test_python_is_python_and_names_what_there_is(block: Block) -> None:
 
 
 def _named(node: ast.expr) -> Any:
-    """What ``ms.…`` stands for; an error if there is no such thing, ``None`` for other
-    expressions."""
+    """Return the object that ``ms.…`` names, ``None`` for other expressions; fail if there is no
+    such object."""
     if isinstance(node, ast.Name):
         return ms if node.id == "ms" else None
     if not isinstance(node, ast.Attribute):
@@ -118,8 +118,8 @@ def _named(node: ast.expr) -> Any:
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_stands_alone_runs(page: Path, tmp_path: Path) -> None:
-    """In a process for each page, without a warning that the example does not name, and prints what
-    the page says."""
+    """A fresh process runs each page's programs. They print the page's output, and warn only as the
+    page says."""
     alone = [block for block in blocks(page) if block.stands_alone]
     files = [tmp_path / f"line_{block.line}.py" for block in alone]
     for file, block in zip(files, alone, strict=True):

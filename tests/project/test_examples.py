@@ -28,15 +28,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def long_text_trained(run: str, settings: dict[str, Any], results: Path) -> None:
-    """In a fresh process."""
+    """Train as the example does (in a fresh process)."""
     from examples import long_text
 
     long_text.train(run, long_text.Settings(**settings), results)
 
 
 def test_long_text_of_little_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours takes less than plain training, and learns; a network that exceeds the memory is
-    reported."""
+    """Our run takes less memory than plain training, and learns. A network that exceeds the memory
+    is reported."""
     from examples import long_text
 
     found = {}
@@ -82,7 +82,7 @@ def test_long_text_has_the_same_transformer_twice() -> None:
 
 @pytest.mark.slow
 def test_long_text():
-    """Plain training exceeds the memory there is; ours does not, and learns."""
+    """Plain training exceeds the memory of the machine; our training does not, and learns."""
     command = [sys.executable, EXAMPLES / "long_text.py", "--only", "transformer", "--steps", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -90,7 +90,7 @@ def test_long_text():
 
 
 def low_memory_trained(**what: Any) -> dict[str, Any]:
-    """In a fresh process, a network of a single convolution."""
+    """Train a small network of convolutions (in a fresh process)."""
     from benchmarks import networks
     from examples import low_memory
 
@@ -115,14 +115,14 @@ def test_low_memory_of_a_small_network(
     monkeypatch.setattr(sys, "argv", ["low_memory.py", *options])
     assert low_memory.main() == 0
     (share,) = re.findall(r"all .* 1/([\d.]+) ", capsys.readouterr().out)
-    # 12 to 16 alone; beside other processes one thread's scratch more is a third of it.
+    # 12 to 16 on a quiet machine. On a busy one, another thread's scratch adds a third.
     assert float(share) > 5
 
 
 @pytest.mark.slow
 @needs_bfloat16
 def test_low_memory() -> None:
-    """The same of the whole network."""
+    """The whole network also takes a small part of the memory."""
     options = ["digits", "--runs", "float32,all", "--epochs", "1", "--steps", "3"]
     command = [sys.executable, EXAMPLES / "low_memory.py", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Fresh processes of tests: their time is counted, and they end with the process that asked for
+"""Fresh processes of tests: their time is counted, and they end with the process that started
 them."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ fresh.fresh("tests.project.test_fresh:waits", folder={folder!r}, asked_by=os.get
 
 
 def computes(seconds: float) -> int:
-    """Take so much time of a processor (in a fresh process)."""
+    """Use so many seconds of processor time (in a fresh process)."""
     rounds = 0
     while sum(os.times()[:2]) < seconds:
         rounds += 1
@@ -33,7 +33,7 @@ def computes(seconds: float) -> int:
 
 
 def waits(folder: str, asked_by: int) -> None:
-    """Say who waits, end the process that asked for this one, and hang (in a fresh process)."""
+    """Note the process id, kill the process ``asked_by``, and hang (in a fresh process)."""
     (Path(folder) / f"{os.getpid()}.waits").touch()
     os.kill(asked_by, 9)
     time.sleep(600)
@@ -41,7 +41,7 @@ def waits(folder: str, asked_by: int) -> None:
 
 def test_time_of_fresh_processes_counts() -> None:
     before = fresh.processor_seconds()
-    # Its clock has ticks of 0.01 s: a tenth of a second more than what is asked about.
+    # The clock has ticks of 0.01 s; the process takes a tenth of a second more than the assertion.
     assert fresh.fresh("tests.project.test_fresh:computes", seconds=0.3) > 0
     assert fresh.processor_seconds() - before > 0.2
 
@@ -49,7 +49,7 @@ def test_time_of_fresh_processes_counts() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="there is no fork server")
 def test_a_fresh_process_ends_with_the_one_that_asked_for_it(tmp_path: Path) -> None:
     run = [sys.executable, "-c", PROGRAM.format(folder=str(tmp_path))]
-    # Pipes would be read until all have closed them.
+    # With pipes, the call would wait until all processes have closed them.
     ended = subprocess.run(run, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
     (waiting,) = (int(path.stem) for path in tmp_path.glob("*.waits"))
     assert ended.returncode == -9

@@ -1,5 +1,5 @@
-"""Importing the package takes little beside TensorFlow: what is slow to import is imported when it
-is used."""
+"""Importing the package takes little more than TensorFlow: slow modules are imported when they are
+used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graph_tools.costs.cache import ENVIRONMENT
 
 SLOW = ("matplotlib", "networkx", "ortools", "pandas", "platformdirs", "rich", "scipy", "sklearn")
 
-#: Imports TensorFlow, then the package, and uses what imports networkx and platformdirs.
+#: Imports TensorFlow, then the package, and uses functions that import networkx and platformdirs.
 PROGRAM = """
 import json, sys
 import tensorflow as tf
@@ -34,7 +34,7 @@ print(json.dumps({"added": sorted(added), "ops": ops, "late": late}))
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """Return the modules that a new process has imported."""
-    # Where a folder for costs is named, that of the user is not looked for.
+    # If the environment names a folder for costs, the package does not look for the user's folder.
     environment = {name: value for name, value in os.environ.items() if name != ENVIRONMENT}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment

@@ -1,4 +1,4 @@
-"""A run of tests that is ended from outside leaves no process behind."""
+"""A test run that is ended from outside leaves no process behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.helpers.sampling import covering
 ROOT = Path(__file__).parents[2]
 
 #: Each test starts a process in a session of its own, which starts another one, and waits for them.
-#: One that is deaf goes on when it is interrupted, and starts them again.
+#: A deaf test goes on when it is interrupted, and starts them again.
 TESTS = """
 import subprocess, sys
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_no_process_is_left(tmp_path: Path, number: int, workers: int, test: str
 
 
 def _until(look, count: int) -> list[Path]:
-    """Return what is found as soon as there is enough of it."""
+    """Return the paths that ``look`` finds as soon as there are ``count`` of them."""
     while len(found := look()) < count:
         time.sleep(0.05)
     return found

@@ -1,4 +1,4 @@
-"""Every public name has a test: its own name is in one, or in an example that runs."""
+"""Every public name has a test: a test, or an example that runs, contains the name."""
 
 from __future__ import annotations
 

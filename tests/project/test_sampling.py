@@ -1,4 +1,4 @@
-"""Samples of cases hold what they promise, in this suite as it runs."""
+"""Samples of cases keep their promises, in this test suite as it runs."""
 
 from __future__ import annotations
 

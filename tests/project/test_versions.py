@@ -1,4 +1,4 @@
-"""The oldest versions are the same wherever they are named, and older ones are refused."""
+"""The oldest supported versions are the same in all files, and older ones are refused."""
 
 from __future__ import annotations
 

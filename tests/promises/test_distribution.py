@@ -1,5 +1,5 @@
-"""Replicas on several devices: the same weights, each device in its own memory, and none waits for
-another."""
+"""Replicas on several devices: they have the same weights, each device uses its own memory, and no
+replica waits for another."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_custom_loops(settings: list[dict[str, Any]], sizes: dict[str, int]) -> 
     assert result["finite"]
     for found in result["found"]:
         assert found["equal"]
-        # Of plans that were tried and given up there are some on the first device.
+        # The first device also has clones of abandoned plans.
         assert found["clones"]["CPU:0"] >= found["clones"]["CPU:1"] > 0
         assert not found["nowhere"] and not found["across"]
         assert found["collectives"] and not found["copied"]
         assert not found["said"]
-    # Two replicas, in the trace of a full batch and in that of one with a single example.
+    # Two replicas, in the trace of a full batch and in the trace of a batch with a single example.
     plans = result["found"][-1]["plans"]
     assert len(plans) == 4
     for one, other in (plans[:2], plans[2:]):
@@ -128,8 +128,8 @@ def test_microbatches() -> None:
 def test_explained_is_one_replica() -> None:
     found = run("explained")
     assert found["both"]["computations"] == found["alone"]["computations"] == 1
-    # One of them updates weights, so that the peaks are not at the same op: what one layer gives
-    # may differ, and two replicas would be twice as much.
+    # One replica updates weights, so the peaks are not at the same op. The activations may differ
+    # by the output of one layer; two replicas would be twice as much.
     assert found["both"]["activations"] == pytest.approx(found["alone"]["activations"], rel=0.05)
 
 
@@ -147,7 +147,7 @@ def test_captured_for_one_device() -> None:
         whole = capture([end, alone])
         part = capture([end, alone], home=Home("/device:CPU:0"))
     size = dict(zip((op.name for op in part.ops), part.value_bytes(1), strict=True))
-    # What is read here is copied here.
+    # An op of this device reads the value, so it is copied here.
     assert size[there.op.name] == size[here.op.name] == size[end.op.name] == 4096
     assert size[alone.op.name] == 0
     assert not part.clonable[part.position[there.op.name]]
@@ -169,7 +169,7 @@ def test_collectives_are_kept_in_order() -> None:
             )
             for k in (1, 2)
         )
-        # Asked for in the other order.
+        # The ends come in the other order.
         graph = capture([other, one])
     first, second = graph.position[one.op.name], graph.position[other.op.name]
     assert first in graph.controls[second]
@@ -225,12 +225,12 @@ def test_shares_of_batches() -> None:
 
 
 def reduced(tensor: Any) -> Any:
-    """Stands for an all-reduce of two equal workers."""
+    """Return the mean that an all-reduce over two equal workers would return."""
     return None if tensor is None else (tensor + tensor) / 2.0
 
 
 class WrappedTape(tf.GradientTape):
-    """As Horovod makes its tape: a class of the tape's own, around the tape that recorded."""
+    """A tape like Horovod's: it has a class of its own and the attributes of the recording tape."""
 
     def __init__(self, tape: tf.GradientTape) -> None:
         self.__dict__.update(tape.__dict__)
@@ -251,7 +251,7 @@ class HoldingTape:
 
 
 class WrappedOptimizer(keras.optimizers.SGD):
-    """As Horovod makes its optimizer: gradients are reduced before they are applied."""
+    """An optimizer like Horovod's: it reduces gradients before it applies them."""
 
     def apply_gradients(self, grads_and_vars: Any, **options: Any) -> Any:
         pairs = [(reduced(grad), variable) for grad, variable in grads_and_vars]

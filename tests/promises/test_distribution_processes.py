@@ -1,5 +1,5 @@
-"""Training in several processes on this machine: the same weights, less memory in each, and none
-waits for ever for another."""
+"""Training in several processes on this machine: the same weights, less memory in each process, and
+no process waits forever for another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.helpers.workers import Cluster, cluster
 
 
 def said_by_two(kind: str) -> list[dict[str, Any]]:
-    """What each of two workers has said, by name."""
+    """Return the messages of each of two workers, by name."""
     names = "worker 0", "worker 1"
     with cluster(kind, worker=2) as found:
         found.wait(*names)
@@ -31,13 +31,13 @@ def test_few_layers_on_workers_that_mirror_variables() -> None:
 def test_workers_that_mirror_variables() -> None:
     said = said_by_two("mirrored")
     for worker in said:
-        # Moving averages are a worker's own until they are saved.
+        # Each worker has its own moving averages until they are saved.
         assert len({entry["digest"] for entry in worker.values()}) == 1
         assert worker["memory"]["peak"] < 0.5 * worker["plain"]["peak"]
         full = worker["budget"]["plans"][0]
         assert full["clones"]
         assert worker["budget"]["peak"] <= full["budget"]
-    # The same plan on each: what they agree on is not asked for over the network.
+    # Each worker has the same plan; none asks the others over the network.
     assert said[0]["budget"]["plans"] == said[1]["budget"]["plans"]
 
 

@@ -32,7 +32,7 @@ pytestmark = [
 
 
 def sandwich(between, *, every=True):
-    """A chain with ``between`` after each of its layers, and a mark in the middle."""
+    """Return a builder of a chain with ``between`` after each layer, and a mark in the middle."""
 
     def build(p):
         h = p.mark(layers(p, p["x"], 0, 3, between))
@@ -288,7 +288,7 @@ def test_v1_minimize(optimizer, use_resource):
 
 @pytest.mark.parametrize("mode", ["memory", "list", None])
 def test_every_gate_waits_for_something_computed_from_the_data(mode):
-    # Gradients begin with ones of a known shape: a gate that waits for these alone is open from the
+    # Gradients begin with ones of a known shape: a gate that waits only for these is open from the
     # start.
     with tf.Graph().as_default() as graph:
         p = data()
@@ -310,8 +310,8 @@ def test_every_gate_waits_for_something_computed_from_the_data(mode):
 
 @pytest.mark.parametrize("used", [False, True])
 def test_what_reads_a_value_and_leads_to_no_gradient_may_be_used_or_not(exact, used):
-    """Alone with the constant's reader, the first product is folded with the constant; beside
-    another it is not."""
+    """If the product's only other reader is dead, grappler folds it with the constant's reader; if
+    another op reads it, grappler does not."""
     x = tf.constant(np.random.default_rng(11).normal(size=(4, 4)), tf.float32)
 
     def program(gradients):
@@ -330,7 +330,7 @@ def test_what_reads_a_value_and_leads_to_no_gradient_may_be_used_or_not(exact, u
         assert a.numpy().tobytes() == b.numpy().tobytes()
 
 
-#: With how many of them follow each other.
+#: Layers, and how many of them make the network.
 BODIES = {
     "square": (lambda h: tf.square(h / 3.0), 1),
     "gelu": (lambda h: h + tf.nn.gelu(h + 0.7), 2),
@@ -364,8 +364,8 @@ def test_a_loss_that_is_not_asked_for_is_pruned(exact, name, mode, returned):
 
 @pytest.mark.parametrize("mode", ["memory", "speed"])
 def test_silu_is_one_kernel_in_copies_too(exact, mode):
-    """It is ``h * sigmoid(1 * h)``: copies of both must read h by the same gate, though ``1 * h``
-    is no op of a plan."""
+    """It is ``h * sigmoid(1 * h)``. Copies of both products must read h behind the same gate,
+    though ``1 * h`` is no op of a plan."""
     draw = np.random.default_rng(5)
     x = tf.constant(draw.normal(size=(64, 64)), tf.float32)
     weights = [tf.constant(draw.normal(size=(64, 64)) / 8, tf.float32) for _ in range(5)]
@@ -386,8 +386,8 @@ def test_silu_is_one_kernel_in_copies_too(exact, mode):
 
 
 def test_a_constant_gradient_moves_past_a_product_that_others_wait_for(exact):
-    """In ``c * (sigmoid(x) * y)`` the inner product may end a kernel: a reader that is waited for
-    in its stead would keep the constant in its place."""
+    """In ``c * (sigmoid(x) * y)``, the inner product may end a kernel. A reader that is waited for
+    in its place would keep the constant where it is."""
     draw = np.random.default_rng(8)
     x = tf.constant(draw.normal(size=(256, 32)), tf.float32)
     weights = [tf.constant(draw.normal(size=(32, 32)) / 6, tf.float32) for _ in range(3)]
@@ -409,8 +409,8 @@ def test_a_constant_gradient_moves_past_a_product_that_others_wait_for(exact):
 
 @pytest.mark.parametrize("asked", [["matmul_2", "BiasAdd_6"], "memory", *slow("speed")])
 def test_what_becomes_one_kernel_is_not_parted(exact, asked):
-    """With side losses, what a product makes is a tempting place to cut at: the original would not
-    be fused any more."""
+    """With side losses, the output of a product is a tempting place for a cut. The original would
+    not be fused any more."""
     draw = np.random.default_rng(6)
     x = tf.constant(draw.normal(size=(32, 128)), tf.float32)
     weights = [tf.constant(draw.normal(size=(128, 128)) / 11, tf.float32) for _ in range(12)]

@@ -1,4 +1,4 @@
-"""Gradients of the same bits in every number type that gradients are taken in."""
+"""Gradients have the same bits in every number type that TensorFlow can differentiate."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ KINDS = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 @pytest.mark.usefixtures("exact")
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 def test_products_with_constants(kind):
-    """Grappler makes one product of two constants that follow each other; copies must not stand
-    between them."""
+    """Grappler makes one product of two constants that follow each other; no copy may separate
+    them."""
 
     def build(p):
         h = tf.cast(p["x"], kind)

@@ -1,4 +1,4 @@
-"""Gradients of whole networks are TensorFlow's own, bit for bit, whatever is kept."""
+"""Gradients of whole networks are TensorFlow's own, bit for bit, for any kept tensors."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def transformer(p, *, blocks=3, mask=False, tied=False, dropout=False, decay=Fal
         logits = tf.reshape(dense3(p, h, "head", VOCABULARY), [-1, VOCABULARY])
     labels = tf.reshape(p["labels"], [-1])
     if aside:
-        # The op has a second output; the probabilities and the accuracy lead nowhere.
+        # The op has a second output; no gradient depends on the probabilities and the accuracy.
         loss = tf.nn.softmax_cross_entropy_with_logits(tf.one_hot(labels, VOCABULARY), logits)
         right = tf.equal(tf.argmax(tf.nn.softmax(logits), -1), labels)
         tf.reduce_mean(tf.cast(right, tf.float32), name="accuracy")
@@ -223,7 +223,7 @@ def gan(p):
     ]
 
 
-# Marks at the joints of each network; which modes must recompute something.
+# Marks are at the joints of each network. Listed are the modes that must recompute something.
 NETWORKS = {
     "chain": (chain, rows, (None, "memory", "list", "collection")),
     "bare_chain": (bare_chain, rows, (None, "memory", "list", "collection")),
@@ -252,8 +252,8 @@ def test_network(name):
 
 @pytest.mark.parametrize("activation", [tf.tanh, *slow(tf.sigmoid, tf.nn.elu)])
 def test_remapping_treats_a_clone_as_it_treats_its_original(activation):
-    # Grappler makes one op with other bits of MatMul, Add and activation: of all in the plain
-    # graph, not of all here.
+    # Grappler fuses MatMul, Add and activation into one op with other bits. In the plain graph it
+    # fuses all of them, here it does not.
     def build(p):
         h = p["x"]
         for i in range(4):
@@ -353,8 +353,8 @@ def test_sum_of_a_shared_weight_becomes_a_chain_with_the_same_bits(addends, use_
 
 def test_gan_with_two_losses_and_two_gradient_calls():
     data = {"z": numbers("z", BATCH, 8), "real": numbers("real", BATCH, 16)}
-    # A list would have to fit both calls: marks that do not lie between xs and ys are left out by
-    # "collection" alone.
+    # A list would have to fit both calls; "collection" alone leaves out marks that are not between
+    # xs and ys.
     modes = ["collection", *one_of(("auto", "memory", "speed", None))]
     kinds = one_of(KINDS)
     assert_same_gradients(gan, Inputs(data), modes=modes, kinds=kinds, recomputed=("collection",))

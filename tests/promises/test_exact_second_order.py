@@ -1,4 +1,4 @@
-"""Gradients of gradients are TensorFlow's own: by further calls, under nested tapes, and in
+"""Gradients of gradients are TensorFlow's own: by further calls, under nested tapes, in
 Jacobians."""
 
 from __future__ import annotations

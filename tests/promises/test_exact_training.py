@@ -31,7 +31,7 @@ def network(seed=0, blocks=2, policy=None, cls=keras.Model):
 
 
 class Stepping(keras.Model):
-    """A training step of one's own."""
+    """A model with its own training step."""
 
     def train_step(self, data):
         x, y = data
@@ -62,7 +62,7 @@ def fit(model, callbacks=(), epochs=1):
 
 
 def state(model):
-    """Weights, moving averages, seeds, moments."""
+    """Return weights, moving averages, seeds and moments."""
     return [
         np.asarray(v.value) for v in (*model.variables, *getattr(model.optimizer, "variables", ()))
     ]
@@ -82,7 +82,7 @@ CASES = {
     ),
     "mixed_bfloat16": (lambda: compiled(network(policy="mixed_bfloat16")), "memory"),
 }
-#: Of which there is more in other tests.
+#: Other tests cover these in more detail.
 OTHERS = {
     "plain": (lambda: compiled(network()), "memory"),
     "speed": (lambda: compiled(network()), "speed"),
@@ -123,8 +123,8 @@ def test_before_with_and_after():
 def test_saved_and_loaded(tmp_path):
     ours = compiled(network())
     fit(ours, [MemorySavingGradients("memory")])
-    # Keras does not save the states of dropout's generators: both models are loaded, with the same
-    # new ones.
+    # Keras does not save the states of dropout's generators: both models are loaded, and have the
+    # same new states.
     loaded = [reloaded(ours, tmp_path / "model.keras") for _ in range(2)]
     for model in loaded:
         assert_identical(model.get_weights(), ours.get_weights(), "saved and loaded")

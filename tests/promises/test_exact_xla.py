@@ -1,5 +1,5 @@
-"""Under ``jit_compile=True``: the same gradients to rounding, and clones that XLA did not merge
-away."""
+"""Under ``jit_compile=True``: the same gradients to rounding, and clones that XLA does not
+merge."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def count(step, x, op):
 
 
 def matmuls(step, x):
-    """However XLA writes them on this machine."""
+    """Return the number of matrix products, in all forms that XLA writes on this machine."""
     text = step.experimental_get_compiler_ir(x)(stage="optimized_hlo")
     return len(re.findall(r"= \S+ (?:dot\(|custom-call\(.*(?:[mM]at[mM]ul|gemm|dot))", text))
 
@@ -128,7 +128,7 @@ def test_the_embedded_zero_does_not_spread_what_is_not_a_number():
 
 @pytest.mark.parametrize("depth", [6, *slow(24)])
 def test_gradients_of_a_residual_stream_are_computed_once(depth):
-    """XLA fuses the whole sum into each of its readers where nothing stops it: quadratic in the
+    """XLA fuses the whole sum into each of its readers unless something stops it: quadratic in the
     depth."""
 
     def additions(depth):
@@ -169,7 +169,7 @@ def test_second_order():
 
 
 def test_penalties_of_nested_tapes():
-    """The outer tape sees what stands for the inner tape's gradient."""
+    """The outer tape differentiates the op that replaces the inner tape's gradient."""
     ws, x = weights(), numbers("x", 8, WIDTH)
 
     def penalty(x):
@@ -267,8 +267,8 @@ def test_sums_that_were_replaced_stay_replaced():
 
 @pytest.mark.parametrize("gives", ["output_gradients", "grad_ys", "a custom gradient"])
 def test_what_is_captured_while_gradients_are_built(gives):
-    """A tensor from outside that the forward pass does not read is an input of the function, made
-    among the backward ops."""
+    """A tensor from outside that the forward pass does not read becomes an input of the function.
+    The input is created among the backward ops."""
     ws, x = weights(), numbers("x", 32, WIDTH)
     given = tf.constant(numbers("given", 32, WIDTH))
 
@@ -296,7 +296,7 @@ def test_what_is_captured_while_gradients_are_built(gives):
 
 
 def test_depthwise_filters_of_half_precision():
-    """Products smaller than any number of 16 bits, whose sum is not."""
+    """The products are smaller than any number of 16 bits; their sum is not."""
     ws = [
         tf.Variable(tf.cast(numbers(f"w{i}", 3, 3, 4, 1, scale=0.3), tf.float16)) for i in range(8)
     ]

@@ -1,5 +1,5 @@
-"""One tensor that many ops read, sums of losses beside it, and plans that take less in order than
-plain training, but not as they run."""
+"""One tensor that many ops read, sums of losses, and plans that take less than plain training in
+their own order, but not in the executor's."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.helpers.fresh import fresh
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 SHAPE = [1024, 256]
 SIGNATURE = tf.TensorSpec(SHAPE), tf.TensorSpec([SHAPE[1], SHAPE[1]])
-#: More than there are moves of single tensors in the search for a plan (`least_memory.MOST_MOVES`).
+#: More readers than the planner tries moves of single tensors (`least_memory.MOST_MOVES`).
 READERS = 130
 
 
 def fan(h: tf.Tensor, readers: int) -> tf.Tensor:
-    """The sum of so many losses, each of what one reader makes of ``h``."""
+    """Return the sum of ``readers`` losses, each from one reader of ``h``."""
     total: tf.Tensor | float = 0.0
     for k in range(readers):
         total += tf.reduce_mean(tf.sin(h * (1 + k / 100)))
@@ -57,7 +57,7 @@ def chain(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
 
 
 def step_of(loss: Loss, **options: Any) -> Any:
-    """A traced step, plain without ``options``."""
+    """Return a traced step; without ``options``, a plain step."""
 
     @tf.function(autograph=False)
     def step(x: tf.Tensor, w: tf.Tensor) -> Any:
@@ -86,7 +86,7 @@ def test_many_readers_take_what_their_plan_says():
 
 
 def measured() -> tuple[int, Sequence[int]]:
-    """What a plan says, and the peaks of steps; for fresh processes."""
+    """Return the bytes that a plan promises, and the peaks of steps (in a fresh process)."""
     x, w = tf.random.normal(SHAPE), tf.random.normal([SHAPE[1], SHAPE[1]])
     step = step_of(one_tensor, checkpoints="memory")
     peaks = measure_peak(lambda: step(x, w), warmup=2, steps=4).peaks
@@ -94,7 +94,7 @@ def measured() -> tuple[int, Sequence[int]]:
 
 
 def runs_as_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what was rewritten take what plain training does as the executor runs it."""
+    """Let a rewritten step take as many bytes as plain training does when the executor runs it."""
     monkeypatch.setattr(Site, "simulate_rewritten", lambda site, *_: site.original()[1])
 
 
@@ -117,7 +117,7 @@ def test_a_plan_that_saves_nothing_as_it_runs_is_not_used(options, monkeypatch):
 
 
 def needed(step: Any) -> set[tf.Operation]:
-    """The ops that the results of a traced step need."""
+    """Return the ops that the results of a traced step need."""
     graph = step.get_concrete_function(*SIGNATURE).graph
     found: set[tf.Operation] = set()
     stack = [tensor.op for tensor in tf.nest.flatten(graph.structured_outputs)]

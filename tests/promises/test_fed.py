@@ -1,5 +1,5 @@
-"""Sessions feed tensors in the middle of a graph: copies see it, or the session refuses, by
-name."""
+"""Sessions feed tensors in the middle of a graph: copies see the fed value, or the session refuses
+and names the tensor."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_fed_tensor_is_seen_or_refused(plain: _Network, options: dict[str, Any
         expected = plain.run(plain.grads, {plain.x: DATA, plain.hidden[k]: FED})
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-        # What is behind it is not needed.
+        # Gradients of later tensors do not need the input before the fed tensor.
         alone = ours.run(ours.grads[k + 1 :], {ours.hidden[k]: FED}) if k + 1 < LAYERS else []
         for a, b in zip(alone, expected[k + 1 :], strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
@@ -85,7 +85,7 @@ def test_a_fed_tensor_is_seen_or_refused(plain: _Network, options: dict[str, Any
 
 
 def test_what_is_taken_back_may_be_fed() -> None:
-    """Attempts that are undone, and plain gradients, forbid nothing."""
+    """Undone attempts, and plain gradients, forbid no feeding."""
     ours = _Network(lambda y, xs, _: ms.gradients(y, xs, budget=1.0))
     assert all(ours.graph.is_feedable(h) for h in ours.hidden)
 
@@ -107,7 +107,7 @@ def test_what_users_forbid_stays_forbidden() -> None:
 
 
 def test_a_fed_place_that_is_made_for_it_is_kept() -> None:
-    """The way out that the guarantees name."""
+    """The guarantees name this way out."""
     with tf.Graph().as_default() as graph, v1.Session() as session:
         x = h = v1.placeholder(tf.float32, [None, WIDTH])
         for k in range(LAYERS):

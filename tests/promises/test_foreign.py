@@ -1,4 +1,4 @@
-"""Tests that others wrote, run with gradients that recompute: the machinery, on a file of its own,
+"""Tests of other projects, run with gradients that recompute: the machinery, on a file of its own,
 and a sample of Keras' tests."""
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ def test_passes_the_second_time(request):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Runs the driver as a command with more arguments; returns its exit code and what it
-    printed."""
+    """Return a function that runs the driver as a command; it returns the exit code and the
+    output."""
     for name in ("KERAS_BACKEND", "KERAS_HOME", "PYTHONPATH"):
-        # What the driver sets goes back at the end of the test.
+        # The environment that the driver sets is restored at the end of the test.
         monkeypatch.setenv(name, "tensorflow")
 
     def run(*arguments: str) -> tuple[int, str]:
@@ -119,7 +119,7 @@ def test_what_passes_plain_only_is_listed(run, tmp_path, monkeypatch):
     assert f"{name}_trains_to_other_weights: trained a model to other weights" in listed
     assert f"{name}_dies: failed: the process ended early, with exit code 7" in listed
     assert listed.count(name) == 3
-    # It goes on where it was stopped: nothing is left to do but to try once more what failed.
+    # A second run continues from here: it only tries the failed tests once more.
     found = results.read(tmp_path / "results" / "recompute" / "own_test.jsonl")
     assert found["own_test.py::test_trains"].rewired == 1
     assert found["own_test.py::test_trains_eagerly"].planned == 0
@@ -274,7 +274,7 @@ def test_a_sample_of_the_tests_of_keras(run, tmp_path):
     for mode in PATCHED:
         folder = tmp_path / "results" / mode
         found = [results.read(file) for file in sorted(folder.rglob("*_test.jsonl"))]
-        # Within a budget those alone that ask for gradients are run again.
+        # Only the files that ask for gradients are run again within a budget.
         assert len(found) == (6 if mode == "recompute" else 5)
         assert sum(one.rewired for each in found for one in each.values()) > 10
     assert printed.count("\n") > len(MODES)

@@ -1,5 +1,5 @@
-"""Graphs that are made in other ways than by today's programs: imported ones, control flow and
-shapes of TensorFlow 1, ``Defun``, constants."""
+"""Graphs that today's programs would not make: imported ones, control flow and shapes of TensorFlow
+1, ``Defun``, constants."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_imported_graph(options: dict[str, Any]) -> None:
 def test_a_reference_variable_that_the_forward_pass_assigns(
     options: dict[str, Any], assign: str, control_flow_v1: None
 ) -> None:
-    """A copy of what reads the variable would read the new value."""
+    """A clone of the op that reads the variable would read the new value."""
     images = np.random.default_rng(0).normal(size=[64, 16])
 
     def step(gradients: Callable[..., Any]) -> Any:
@@ -75,8 +75,7 @@ def test_a_reference_variable_that_the_forward_pass_assigns(
             shift = v1.get_variable("shift", [16], use_resource=False)
             h = x
             for i in range(12):
-                # The backward pass reads no `shift`: only a copy of the sum can see that it
-                # changed.
+                # No backward op reads `shift`: only a clone of the sum can see that it changed.
                 h = tf.sin(h + shift)
                 if i == 6:
                     with tf.control_dependencies([h]):
@@ -123,7 +122,7 @@ def _case(h: tf.Tensor, which: tf.Tensor) -> tf.Tensor:
 @pytest.mark.parametrize("branch", [_chosen, _nested, _case])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_branches_of_control_flow_v1(branch: Any, options: dict[str, Any]) -> None:
-    """What waits for an op of a branch that is not taken would never run."""
+    """Ops that wait for an op of a branch that is not taken would never run."""
 
     def slopes(gradients: Callable[..., Any]) -> Any:
         with tf.Graph().as_default() as graph, v1.Session() as session:
@@ -169,8 +168,8 @@ def test_only_what_is_in_a_branch_is_conditional() -> None:
 
 
 def with_shapes_of_v1() -> list[tuple[float, int]]:
-    """Differences from TensorFlow's gradients, and copies made, in a process in which shapes
-    consist of ``Dimension``."""
+    """Return distances from TensorFlow's gradients, and numbers of clones, in a process in which
+    shapes consist of ``Dimension``."""
     v1.disable_v2_behavior()
     v1.enable_control_flow_v2()
 
@@ -223,7 +222,7 @@ def with_shapes_of_v1() -> list[tuple[float, int]]:
 
 def test_shapes_of_tensorflow_1() -> None:
     found = fresh("tests.promises.test_graphs_of_others:with_shapes_of_v1")
-    # Attention in blocks adds up in another order.
+    # Attention in blocks adds in another order.
     assert all(far < 1e-4 for far, _ in found), found
     assert all(clones > 0 for _, clones in found[:-1]), found
 
@@ -268,7 +267,7 @@ def _chain_of(start: tf.Tensor, order: int) -> tf.Tensor:
 
 
 def test_functions_of_constants() -> None:
-    """What is folded computes, and takes scratch, before the step."""
+    """Folded ops compute, and take scratch space, before the step."""
     with tf.Graph().as_default(), v1.Session() as session:
         x = v1.placeholder(tf.float32, [16])
         expected = session.run(_chain_of(x, 2), {x: np.ones(16)})
@@ -295,7 +294,7 @@ def test_updates_by_constants_are_part_of_the_step() -> None:
 
 
 def test_large_constants_of_sessions_are_planned() -> None:
-    """Whether a session folds is not known when gradients are built."""
+    """When gradients are built, it is unknown whether the session folds constants."""
     with tf.Graph().as_default() as graph:
         x = y = tf.ones([250_000])
         for _ in range(100):
@@ -311,5 +310,5 @@ def test_large_constants_of_sessions_are_planned() -> None:
             y = tf.sin(y)
         return ms.gradients(y, x)[0]
 
-    # Functions fold it, and nothing is left to save.
+    # Functions fold the constant, and nothing is left to save.
     assert not ms.plans(slope.get_concrete_function())

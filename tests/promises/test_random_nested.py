@@ -1,5 +1,5 @@
-"""Random programs of nested calls, branches and loops: TensorFlow's gradients, of any order, also
-where a session feeds tensors inside."""
+"""Random programs of nested calls, branches and loops: gradients of any order are TensorFlow's,
+also if a session feeds tensors inside."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _fast = settings(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-#: In four parts, which different processes can take.
+#: A quarter of the cases, so that four processes can share them.
 _quarter = settings(
     _fast,
     max_examples=examples(250),
     derandomize=False,
-    # Explanations run a failing program hundreds of times.
+    # To explain a failure, hypothesis would run the program hundreds of times.
     phases=[phase for phase in Phase if phase is not Phase.explain],
 )
 
@@ -44,8 +44,8 @@ _options = st.sampled_from(
         {"attention": "blocks"},
     ]
 )
-#: Which of several gradient computations are TensorFlow's own: all modulo this number is one, or
-#: none.
+#: Which of several gradient computations are TensorFlow's own: those whose number is 1 modulo this
+#: one; 0: none.
 _plain = st.sampled_from([0, 2, 3])
 
 
@@ -66,7 +66,7 @@ def _same(plain: Any, ours: Any) -> None:
     assert [g is None for g in plain] == [g is None for g in ours]
     for theirs, found in zip(plain, ours, strict=True):
         if theirs is not None:
-            # Sums inside of functions have no fixed order, and further orders multiply the
+            # Sums inside of functions have no fixed order, and higher orders multiply the
             # difference.
             far = np.abs(np.subtract(theirs, found)).max(initial=0.0)
             assert far <= 1e-5 * max(1.0, np.abs(theirs).max(initial=0.0)), (theirs, found)
@@ -84,11 +84,11 @@ def _in_function(program: Nested, gradients: Any) -> list[np.ndarray | None]:
 
 
 def _in_session(program: Nested, gradients: Any, fed: int | None) -> list[np.ndarray | None]:
-    """In a graph of TF1, with the values that hidden result number ``fed`` is fed with instead of
-    its own."""
+    """Return gradients of a TF1 graph; ``fed`` is the number of a hidden result that gets another
+    value."""
     first, weights = values()
     with tf.Graph().as_default(), v1.Session() as session:
-        # Sessions optimize by their own configuration.
+        # Sessions have a configuration of their own for optimization.
         h = v1.placeholder(tf.float32, SHAPE)
         constants = [v1.placeholder_with_default(weight, weight.shape) for weight in weights]
         hidden, found = differentiated(program, h, constants, gradients)
@@ -111,20 +111,20 @@ def _check(program: Nested, options: dict[str, Any], plain: int, where: Any) -> 
         try:
             expected = run(tf.gradients)
         except Exception as error:
-            # What TensorFlow itself cannot differentiate, or run.
+            # TensorFlow itself cannot differentiate the program, or cannot run it.
             event(f"TensorFlow: {type(error).__name__}")
             assume(False)
         try:
             found = run(_bound(options, plain))
         except ms.errors.HigherOrderError:
-            # Of loops inside of functions whose steps are not kept; not where they are to be.
+            # Loops inside of functions raise it unless their steps are kept.
             if options.get("loops") == "keep" or len(program.derivatives) == 1:
                 raise
             event("refused: higher order")
             return
         except ValueError as error:
-            # The one other answer but the right one: the session refuses to feed what is
-            # recomputed, by its name.
+            # The only other right answer: the session refuses to feed a recomputed tensor, and
+            # names it.
             if where in ("function", None) or "may not be fed" not in str(error):
                 raise
             event("refused")
@@ -135,8 +135,8 @@ def _check(program: Nested, options: dict[str, Any], plain: int, where: Any) -> 
 _where = st.one_of(st.just("function"), st.none(), st.integers(0, 6))
 
 
-#: The first gradients replay the loop, the second ones need all of its steps: what was built to
-#: replay it has to do nothing, though its inputs are held back.
+#: The first gradients replay the loop, the second ones need all of its steps. The ops that were
+#: built for the replay must do nothing, though their inputs are held back.
 _STEPS_NEEDED_AFTER_ALL = Nested(
     steps=(
         ("call", (("product", 1),)),

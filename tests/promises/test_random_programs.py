@@ -1,5 +1,5 @@
 """Random programs: the same gradients, bit for bit, and schedules that an independent reader finds
-valid."""
+to be valid."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _thousand = settings(
     suppress_health_check=list(HealthCheck),
 )
 
-#: How checkpoints are chosen: a mode, tensors by number, or (``kept``) any set of residuals by
+#: The ways to choose checkpoints: a mode, tensors by number, or (``kept``) any set of residuals by
 #: number.
 _choices = st.one_of(
     st.sampled_from(["memory", "speed", None]),
@@ -63,7 +63,7 @@ _choices = st.one_of(
 
 
 class _Spy:
-    """What the engine planned and rewrote, and its plan replaced where a test wants another one."""
+    """A record of the engine's plans and rewrites, which may replace a plan by a kept set."""
 
     def __init__(self, kept: list[int] | None) -> None:
         self.kept = kept
@@ -90,8 +90,8 @@ class _Spy:
 
 
 def _run(program: Program, choice, weights: Weights, *, xla: bool | None = None):
-    """Gradients of a program, plain (``choice`` is ``"plain"``) or not, and what was done on the
-    way."""
+    """Return gradients of a program (plain if ``choice`` is ``"plain"``), and a record of the
+    rewriting."""
     kept = choice[1] if isinstance(choice, tuple) and choice[0] == "kept" else None
     spy = _Spy(kept)
     built_graphs = []
@@ -123,7 +123,7 @@ def _rounding(built_graphs) -> float:
 
 
 def _same(plain, ours, *, rounding: float = 0.0) -> None:
-    """Both to the bit, or to a ``rounding``, a share of the largest value."""
+    """Check that both are equal to the bit, or to a ``rounding``, a share of the largest value."""
     assert len(plain) == len(ours)
     for a, b in zip(plain, ours, strict=True):
         assert type(a) is type(b)
@@ -135,7 +135,7 @@ def _same(plain, ours, *, rounding: float = 0.0) -> None:
         for p, q in parts:
             assert p.dtype == q.dtype and p.shape == q.shape
             if rounding:
-                # Where one is infinite or no number, the other has to be as well.
+                # If one is infinite or no number, the other must be as well.
                 one, other = p.numpy().astype(np.float64), q.numpy().astype(np.float64)
                 most = np.abs(one).max(initial=1.0, where=np.isfinite(one))
                 np.testing.assert_allclose(other, one, rtol=0, atol=rounding * most)
@@ -144,8 +144,8 @@ def _same(plain, ours, *, rounding: float = 0.0) -> None:
 
 
 def _check_graph(graph: tf.Graph, forward: int, step, schedule) -> None:
-    """In the rewritten graph: the clones of the schedule, each once, none before the forward pass
-    ended."""
+    """Check that the rewritten graph has the clones of the schedule, each once, and none before the
+    forward pass ended."""
     operations = graph.get_operations()
     clones = [op for op in operations[forward:] if CLONE_SUFFIX in op.name and op.type != "NoOp"]
     originals = [step.source.ops[s.op] for s in schedule.steps if s.copy]
@@ -230,8 +230,8 @@ def test_gradients_of_a_thousand_random_programs_are_bit_identical(program, choi
 @given(programs(most=14), _choices)
 @settings(_fast, max_examples=examples(12))
 def test_data_gates_change_no_value(program, choice):
-    """Conditionals outside of XLA, but for rounding: grappler does not fuse across their ends, and
-    oneDNN has no kernels in them."""
+    """Outside of XLA these are conditionals. Values are equal but for rounding: grappler does not
+    fuse across their ends, and oneDNN has no kernels in them."""
     weights = _shared_weights()
     plain, _, _ = _run(program, "plain", weights)
     ours, seen, _ = _run(program, choice, weights, xla=True)
@@ -242,7 +242,7 @@ def test_data_gates_change_no_value(program, choice):
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS)))
 def test_each_instruction_alone_in_a_deep_program(kind):
-    """Every kind of op, repeated, with everything recomputed."""
+    """Test every kind of op, repeated, with everything recomputed."""
     steps = tuple((kind, k % 3, k, k + 1) for k in range(8))
     _check(Program(steps, (0, 2), True), None)
 
@@ -261,8 +261,8 @@ def test_a_second_trace_gives_the_same_plan_and_names():
 
 
 def test_gates_wait_for_the_forward_pass_where_the_first_gradients_are_constant():
-    """The gradient of a sum of multiples is a constant: waiting for it alone is waiting for
-    nothing."""
+    """The gradient of a sum of multiples is a constant, so a gate that waits only for it does not
+    wait."""
     with tf.Graph().as_default() as graph:
         x = y = tf.compat.v1.placeholder(tf.float32, [1000])
         for _ in range(6):

@@ -12,7 +12,7 @@ LAYERS = 12
 
 
 def peaks(asked: dict[str, float]) -> tuple[int, int, float]:
-    """Bytes in plain training and as planned, as simulated, and as measured."""
+    """Return the simulated bytes of plain training and of the plan, and the measured bytes."""
     filters = [
         tf.Variable(tf.random.stateless_normal([3, 3, 16, 16], [i, 0]) / 12) for i in range(LAYERS)
     ]
@@ -41,6 +41,6 @@ def test_two_gradients_take_no_scratch_space_at_once(asked):
         "CUDA_VISIBLE_DEVICES": "-1",
     }
     plain, planned, measured = in_fresh_process(f"{__name__}:peaks", {"asked": asked}, settings)
-    # A gradient of a filter takes 25 MB, more than all activations together.
+    # The gradient of a filter takes 25 MB, more than all activations together.
     assert max(planned, measured) <= 0.75 * plain
     assert abs(planned - measured) < 0.1 * measured

@@ -1,4 +1,4 @@
-"""`memsaving_gradients.testing`: it passes where bits are the same, and says which are not."""
+"""`memsaving_gradients.testing` passes if bits are the same, and names the values that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Keras callback writes for TensorBoard, read back from its files."""
+"""The TensorBoard events that the Keras callback writes, read back from its files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def trained(log_dir: Path, times: int = 1, **options: Any) -> ms.keras.MemorySav
 
 
 def events_of(folder: Path) -> dict[str, list[tuple[int, Any, str]]]:
-    """By tag: step, value and plugin of each."""
+    """Return, by tag, the step, value and plugin of each event."""
     found: dict[str, list[tuple[int, Any, str]]] = defaultdict(list)
     for path in sorted(map(str, folder.iterdir())):
         for record in tf.data.TFRecordDataset(path):
@@ -78,7 +78,7 @@ def test_each_plan_has_a_step_and_a_timeline_of_its_own(tmp_path: Path) -> None:
     found = events_of(tmp_path)
     assert [step for step, _, _ in found["memory/simulated_peak"]] == [0, 1]
     assert "timeline_1/planned" in found
-    # Without a budget there is none to show.
+    # Without a budget, no budget is shown.
     assert "memory/budget" not in found
 
 

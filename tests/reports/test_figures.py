@@ -1,4 +1,4 @@
-"""What figures of plans and explanations show, and how they are written."""
+"""Figures of plans and explanations: their contents, and how they are written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.helpers.reported import MIB, decision, explanation, plan, simulation
 
 
 def panel(figure: Any, title: str) -> Any:
-    """The axes with that title."""
+    """Return the axes with that title."""
     (found,) = [axes for axes in figure.axes if axes.get_title("left").startswith(title)]
     return found
 
@@ -32,7 +32,7 @@ def names(axes: Any) -> list[str]:
 
 
 def widths(axes: Any) -> dict[str, list[float]]:
-    """By kind, how long the pieces of its bars are."""
+    """Return, by kind, the lengths of the pieces of the bars."""
     return {bars.get_label(): [bar.get_width() for bar in bars] for bars in axes.containers}
 
 
@@ -89,7 +89,7 @@ def test_the_fate_of_each_layer_and_what_has_no_bar() -> None:
             *(decision(f"net/c{k}/Mul:0", 64, fate="encode") for k in range(most)),
         )
     )
-    axes = panel(made.plot(), "What becomes of each layer")
+    axes = panel(made.plot(), "Fate of each layer")
     shown = widths(axes)
     assert names(axes)[:3] == ["b", "a", "c0"] and len(names(axes)) == most
     assert list(shown) == ["keep", "recompute", "encode", "offload"]
@@ -98,13 +98,13 @@ def test_the_fate_of_each_layer_and_what_has_no_bar() -> None:
 
 
 def test_fates_that_do_not_occur_are_not_in_the_legend() -> None:
-    axes = panel(plan(decisions=(decision("a/b:0"),)).plot(), "What becomes")
+    axes = panel(plan(decisions=(decision("a/b:0"),)).plot(), "Fate of")
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["keep"]
 
 
 def test_a_plan_of_nothing_is_drawn() -> None:
     made = plan(simulation=simulation(), simulation_plain=simulation(), budget=None)
-    axes = panel(made.plot(), "What becomes")
+    axes = panel(made.plot(), "Fate of")
     assert "nothing large is kept" in {text.get_text() for text in axes.texts}
 
 
@@ -116,14 +116,14 @@ def test_a_plan_of_a_file_is_drawn_without_what_it_does_not_have() -> None:
         decisions=(decision("a:0"),),
     )
     figure = made.plot()
-    assert [axes.get_title("left") for axes in figure.axes] == ["What becomes of each layer"]
+    assert [axes.get_title("left") for axes in figure.axes] == ["Fate of each layer"]
     assert "read from a file" in figure.get_suptitle()
     with pytest.raises(ms.errors.PlanError, match="no timelines"):
         _ = made.at_peak
 
 
 def test_the_curve_of_budgets_with_its_bound_and_the_least() -> None:
-    axes = panel(explanation().plot(), "What a budget costs")
+    axes = panel(explanation().plot(), "Extra time of each budget")
     drawn = lines(axes)
     assert set(drawn) >= {"extra time", "lower bound: no plan takes less"}
     time = drawn["extra time"]
@@ -138,7 +138,7 @@ def test_the_curve_of_budgets_with_its_bound_and_the_least() -> None:
 def test_a_least_budget_that_takes_far_longer_is_said_and_flattens_nothing() -> None:
     known = explanation().curve
     far = Point(MIB, 0.125, 22.0, 0.3, 900)
-    axes = panel(explanation(curve=(*known, far)).plot(), "What a budget costs")
+    axes = panel(explanation(curve=(*known, far)).plot(), "Extra time of each budget")
     assert axes.get_ylim()[1] == pytest.approx(1.6 * 50)
     assert [text.get_text() for text in axes.texts] == ["least budget 1.00 MiB", "↑ 2200 %"]
 
@@ -160,7 +160,7 @@ def test_an_explanation_of_nothing_is_drawn() -> None:
         layers=(),
         curve=(Point(0, 0.0, 0.0, 0.0, 0),),
     )
-    assert panel(nothing.plot(), "What a budget costs")
+    assert panel(nothing.plot(), "Extra time of each budget")
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf", "PNG"])

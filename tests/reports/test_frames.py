@@ -1,4 +1,4 @@
-"""Plans and explanations as data frames, and what is said where pandas is missing."""
+"""Plans and explanations as data frames, and the error if pandas is missing."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_plan_of_a_graph_tells_what_is_alive_at_its_peak() -> None:
     assert {one.part for one in largest} == {"forward", "recomputed", "backward"}
     assert "layer2:0" in {one.tensor for one in largest if one.part == "forward"}
     assert all("_recomputed" in one.tensor for one in largest if one.part == "recomputed")
-    # All that is alive is large here.
+    # All tensors alive at the peak are large here.
     assert sum(one.bytes for one in largest) == made.peak
     assert [one.bytes for one in largest] == sorted((one.bytes for one in largest), reverse=True)
     assert all(0 <= one.first <= one.last < len(made.timeline) for one in largest)

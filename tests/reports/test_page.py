@@ -1,4 +1,4 @@
-"""The page of a plan or an explanation: what is in it, that it is one file, that names are
+"""The page of a plan or an explanation: its contents, that it is one file, that names are
 escaped."""
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from memsaving_gradients.reports import page
 from memsaving_gradients.reports.explanation import Layer
 from tests.helpers.reported import MIB, decision, explanation, plan
 
-#: Elements without an end.
+#: Elements without an end tag.
 VOID = {"meta"}
 EVIL = "<script>alert('x')</script>&\"/a:0"
 
 
 class Page(HTMLParser):
-    """The tables of a page, its links, and whether its elements end where they should."""
+    """A parsed page: its tables, its links, and a check that elements end where they should."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_an_explanation_has_tables_of_budgets_and_layers() -> None:
 def test_a_page_is_one_file_for_light_and_dark() -> None:
     text = page.html(explanation(), plan(decisions=(decision("a:0"),)), title="both")
     found = Page(text)
-    # Only places in the page itself, such as the letters of the figures.
+    # Links lead only to places in the page itself, such as the letters of the figures.
     assert all(link.startswith("#") for link in found.links)
     assert "url(http" not in text and "@import" not in text
     assert found.scripts == 1

@@ -30,7 +30,7 @@ def build(
     dropout: bool = False,
     **options: Any,
 ) -> tuple[tf.Graph, ms.Plan]:
-    """A chain with gradients, and their plan."""
+    """Return the graph of a chain with gradients, and their plan."""
     with tf.Graph().as_default() as graph:
         batch = options.pop("batch", 8)
         x = y = v1.placeholder(tf.float32, [batch, width])
@@ -57,7 +57,7 @@ def edges(graph: tf.Graph) -> dict[str, list[str]]:
 
 
 def apply_in_this_process(path: str, dropout: bool) -> dict[str, Any]:
-    """For a process of its own."""
+    """Apply the plan of a file (in a process of its own)."""
     graph, plan = build(plan=path, dropout=dropout)
     return {"edges": edges(graph), "peak": plan.peak, "allocated": plan.allocated, "str": str(plan)}
 
@@ -83,7 +83,7 @@ def test_applied_in_another_process(tmp_path: Path, dropout: bool) -> None:
         {"checkpoints": "memory"},
         {"checkpoints": "speed"},
         {"checkpoints": ["Tanh_4", "Tanh_9"]},
-        # Kept by the first plan: others would leave idle ops behind.
+        # The first plan keeps these limits: more plans would leave idle ops behind.
         {"budget": 0.71, "planner": greedy},
         {"max_slowdown": 1.3, "planner": greedy},
         {"budget": 0.5, "planner": greedy, "xla": True},
@@ -232,7 +232,7 @@ def test_one_of_several() -> None:
 )
 def test_plan_excludes_other_wishes(options: dict[str, Any]) -> None:
     plan = for_memory()
-    with pytest.raises(errors.ArgumentError, match="excludes plan="):
+    with pytest.raises(errors.ArgumentError, match="cannot be combined with plan="):
         build(plan=plan, **options)
 
 
@@ -255,7 +255,7 @@ def test_compare() -> None:
 
 
 def traced(name: str, **options: Any) -> ms.Plan:
-    """The plan of a network of numbered blocks under a scope."""
+    """Return the plan of a network of numbered blocks under a scope."""
     with tf.Graph().as_default() as graph:
         x = y = v1.placeholder(tf.float32, [options.pop("width", 4096)])
         for k in range(options.pop("layers", 12)):

@@ -1,4 +1,4 @@
-"""What a plan says of itself when it is printed."""
+"""The text of a plan when it is printed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ KILO = 1024
 
 
 def buffers(*sizes: int) -> Buffers:
-    """Buffers that are alive together."""
+    """Return buffers that are alive together."""
     return np.zeros(len(sizes), np.int64), np.ones(len(sizes), np.int64), np.array(sizes)
 
 
 def simulation(size: int, worst: int) -> Simulation:
-    """One that takes ``size`` bytes in the best of two orders, ``worst`` in the other."""
+    """Return a simulation of two orders: ``size`` bytes in the best, ``worst`` in the other."""
     return Simulation(np.array([size]), size, buffers(size), other_orders=(buffers(worst),))
 
 
@@ -79,7 +79,7 @@ def test_what_a_budget_leaves() -> None:
     ample = plan(
         budget=2**30, clones=0, extra_time=0.0, simulation=simulation(200 * KILO, 200 * KILO)
     )
-    assert "100 % of plain training's 204,800; nothing is run again" in str(ample)
+    assert "100 % of plain training's 204,800; nothing is recomputed" in str(ample)
     assert "budget 1,073,741,824 bytes (1.00 GiB): 1,073,537,024 left" in str(ample)
 
 
@@ -240,6 +240,6 @@ def test_activations_are_what_backward_reads_recomputed_or_not() -> None:
     tensor = 4 * KILO
     early, late = ms.plans(graph)
     assert early.activations_plain == late.activations_plain == 16 * tensor
-    # Tanh_3 to Tanh_15; Tanh_0 to Tanh_10, for which Tanh_11 is not there any more.
+    # Tanh_3 to Tanh_15; Tanh_0 to Tanh_10, while Tanh_11 is not alive any more.
     assert early.activations == 13 * tensor
     assert late.activations == 11 * tensor

@@ -1,4 +1,4 @@
-"""Why a plan saves nothing, in words that lead somewhere."""
+"""The text that says why a plan saves nothing, and what to do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_ops_that_must_not_run_twice():
         return tf.gradients(tf.reduce_sum(h), w)
 
     said = warned(step)
-    assert "must not run twice (StatefulPartitionedCall); call such functions in smaller" in said
+    assert "must not run twice (StatefulPartitionedCall); split these functions into" in said
 
 
 def test_values_that_something_outside_of_the_gradients_reads():
@@ -44,5 +44,5 @@ def test_values_that_something_outside_of_the_gradients_reads():
         return forward.jvp(gradient)
 
     said = warned(step)
-    assert "whose copies might have other bits (Tanh)" in said
+    assert "whose clones might compute other bits (Tanh)" in said
     assert "must not run twice" not in said and "inline" not in said

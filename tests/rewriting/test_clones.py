@@ -1,5 +1,5 @@
-"""TensorFlow follows schedules in which ops are recomputed several times: the same bits, the memory
-that is promised."""
+"""TensorFlow follows schedules that recompute ops several times: the same bits, within the promised
+memory."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ _thousand = settings(
 
 
 class Scheduled:
-    """The engine with a schedule of the test's own; ``make`` takes a captured step and gives a
-    schedule."""
+    """A replacement for the engine's planner, in which ``make`` returns the schedule of a captured
+    step."""
 
     def __init__(self, make) -> None:
         self.make = make
@@ -150,20 +150,20 @@ def test_random_programs(exact, program, seed, forget):
     _check(program, seed, forget)
 
 
-#: Small enough that oneDNN and Eigen round it otherwise, on some processors.
+#: On some processors, oneDNN and Eigen round this small program differently.
 SMALL = Program((("unary", 0, 0, 0), ("unary", 0, 0, 0), ("matmul", 0, 0, 0)), (0,), False)
 
 
 @pytest.mark.hypothesis
 def test_random_programs_behind_data_gates():
-    # In conditionals, whose ops TensorFlow compiles apart, oneDNN has no kernels.
+    # TensorFlow compiles the ops of conditionals apart, without oneDNN's kernels.
     onednn_off = {"TF_ENABLE_ONEDNN_OPTS": "0"}
     count = in_fresh_process(f"{__name__}:behind_data_gates", {"count": examples(10)}, onednn_off)
     assert count >= examples(10)
 
 
 def behind_data_gates(count: int) -> int:
-    """Compare random programs whose copies wait for data; how many were compared."""
+    """Compare random programs whose clones wait for data; return how many were compared."""
     compared = []
 
     @example(SMALL, 0, 0.3)
@@ -191,11 +191,11 @@ def test_each_instruction_alone_in_a_deep_program(exact, kind):
     _check(Program(steps, (0, 2), True), 5, 0.6)
 
 
-# --- What survives the compilers
+# --- Clones that survive the compilers
 
 
 def _chain(length: int, width: int = 64):
-    """A loss of a chain of products and tanh, and what it is differentiated by."""
+    """Return a function of x for the loss of a chain of products and tanh."""
     weights = [numbers(f"w{k}", width, width, scale=width**-0.5) for k in range(length)]
 
     def loss(x):
@@ -229,8 +229,8 @@ def test_all_copies_survive_grappler():
 
 
 def _twice_at_once(step):
-    """The whole forward pass twice more, one after the other, before the first backward op; they
-    read both in turn."""
+    """Recompute the whole forward pass twice, one after the other, before the first backward op.
+    The backward ops read both copies in turn."""
     graph = step.graph
     border, losable = graph.first_backward, graph.losable
     again = [op for op in range(border) if any(losable[v] for v in graph.writes[op])]
@@ -247,7 +247,7 @@ def _twice_at_once(step):
 
 @pytest.mark.parametrize("how", ["control", "data", "compiled"])
 def test_two_copies_in_one_run_stay_two(exact, how):
-    """Both read the same: behind one gate they would be merged."""
+    """Both copies read the same tensors: behind one gate, they would be merged."""
     x, w = tf.constant(numbers("x", 32, 64)), numbers("w", 64, 64, scale=0.2)
 
     def sines(x):
@@ -282,8 +282,8 @@ def test_two_copies_in_one_run_stay_two(exact, how):
         # Clones for XLA are in the branches of conditionals.
         nodes += [node for f in fed.graph.as_graph_def().library.function for node in f.node_def]
         found = sum(node.op == "Sin" for node in nodes)
-    # The originals; four are above the last product that is copied, three above the last but one,
-    # which the other copy is for. The gate of the second copy waits for the end of the first one.
+    # The originals; four clones above the last copied product, and three above the last but one,
+    # which the other copy is for. The gate of the second copy waits for the end of the first copy.
     assert 6 + 4 + 3 <= found <= 6 + 6 + 6
 
 
@@ -320,8 +320,8 @@ def test_all_copies_survive_xla():
 
 
 def _measure(length: int, size: int) -> dict[str, float]:
-    """In a process of its own: peaks of a chain of tanh and of its plain gradients, in values, and
-    whether they agree."""
+    """Return the peaks of a chain of tanh and of its plain gradients, in values, and whether they
+    agree (in a fresh process)."""
     spy = Scheduled(_halving)
     tf.config.experimental.enable_op_determinism()
     found = {}
@@ -351,7 +351,7 @@ def _measure(length: int, size: int) -> dict[str, float]:
 
 def test_branches_of_one_run_run_one_after_the_other():
     found = fresh("tests.rewriting.test_clones:_branches", {"how_many": 12, "size": 2**16})
-    # Side by side: 3.7.
+    # With the branches in parallel, it is 3.7.
     assert found["ours"] <= found["simulated"] + 0.5
 
 
@@ -366,8 +366,8 @@ def test_memory_follows_a_recursive_schedule():
 
 
 def _branches(how_many: int, size: int) -> dict[str, float]:
-    """In a process of its own: the peak of a run of clones of branches that widen, one after the
-    other, in wide values."""
+    """Return the peak of a run of clones of branches that widen, one after the other, in wide
+    values (in a fresh process)."""
     wide = 16 * 4 * size
 
     def make(step):
@@ -413,7 +413,7 @@ def _branches(how_many: int, size: int) -> dict[str, float]:
 
 
 def late_filters(step):
-    """The gradients of filters come last, each behind a copy of the layer's input."""
+    """Return a schedule with filter gradients last, each behind a clone of the layer's input."""
     graph, ops = step.graph, step.source.ops
     filters = [i for i, op in enumerate(ops) if op.type == "Conv2DBackpropFilter"]
     steps = [Step(i) for i in range(graph.length) if i not in filters]
@@ -434,8 +434,8 @@ def late_filters(step):
     "behind", [tf.sin, lambda bias: tf.squeeze(tf.reshape(bias, [1, 1, 1, 8]))]
 )
 def test_nothing_waits_for_what_a_merged_bias_gradient_makes(exact, behind):
-    """oneDNN makes one kernel of the gradients of a bias and of its filter, whatever waits for what
-    was made of the former."""
+    """oneDNN makes one kernel of the gradients of a bias and of its filter. Ops that wait for
+    results of the bias gradient do not change this."""
     x = tf.constant(numbers("images", 2, 8, 8, 8))
     filters = [tf.Variable(numbers(f"filter {i}", 3, 3, 8, 8, scale=0.1)) for i in range(3)]
     biases = [tf.Variable(numbers(f"bias {i}", 8)) for i in range(3)]

@@ -1,5 +1,5 @@
-"""Control edges and what TensorFlow merges later: no circle is closed, and no kernel is fused
-otherwise than in plain training."""
+"""Control edges and ops that TensorFlow merges later: no circle is closed, and kernels are fused as
+in plain training."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ CHANNELS = 4
 
 
 class Layers:
-    """Layers of random networks, and their variables in the order in which they are made; a name
-    asked for twice is one variable."""
+    """Layers of random networks, and their variables in order of creation; a name asked for twice
+    means one variable."""
 
     def __init__(self) -> None:
         self.kept: dict[str, tf.Variable] = {}
@@ -57,7 +57,7 @@ class Layers:
 
     def bias(self, h, name):
         bias = self.variable(name + " bias", h.shape[-1])
-        # As Keras has it.
+        # Keras gives a bias this form.
         return tf.nn.bias_add(h, tf.squeeze(tf.reshape(bias, [1, 1, 1, -1])))
 
     def convolved(self, h, name):
@@ -67,7 +67,7 @@ class Layers:
         return tf.tanh(self.bias(self.conv(h, name), name))
 
     def waved(self, h, name):
-        """A bias that is made of a variable: its gradient is read in backward."""
+        """Return a layer with a bias computed from a variable: backward ops read its gradient."""
         bias = tf.sin(self.variable(name + " wave", h.shape[-1]))
         return tf.nn.elu(tf.nn.bias_add(self.conv(h, name), bias))
 
@@ -76,7 +76,7 @@ class Layers:
         return tf.nn.relu6(self.bias(self.conv(h, name, "VALID"), name))
 
     def tied(self, h, name):
-        """Variables that all such layers share: sums of gradients."""
+        """Return a layer that shares its variables with all such layers: gradients are sums."""
         return self.waved(h, f"tied {h.shape[-1]}")
 
     def dense(self, h, name):
@@ -109,11 +109,11 @@ class Layers:
         return self.linear(self.convolved(h, name + " 1"), name + " 2")
 
     def again(self, h, name):
-        """A block whose gradient computes it once more."""
+        """Return a block whose gradient computes the block once more."""
         return self._again(h, name, self.block, self._of(h, name))
 
     def dense_again(self, h, name):
-        """The same of a product, which is fused with its bias and its rectifier."""
+        """Return the same for a product, which is fused with its bias and its rectifier."""
         width = h.shape[-1]
         variables = [
             self.variable(name + " matrix", width, width),
@@ -133,12 +133,12 @@ class Layers:
 
             return block(h, name), gradient
 
-        # Gradients of the variables are those of what is passed: TensorFlow adds to them what it
-        # gets by the other way.
+        # The variables get the gradients of the tensors passed here. TensorFlow adds the other
+        # gradients of the variables to these.
         return run(h, *[tf.convert_to_tensor(v) for v in weights])
 
     def reversible(self, h, name):
-        """Two halves; the gradient recovers what the block reads from what it makes."""
+        """Return two halves; the gradient recovers the inputs of the blocks from their outputs."""
         a, b = tf.split(h, 2, -1)
         first, second = name + " f", name + " g"
         weights_f, weights_g = self._of(b, first), self._of(a, second)
@@ -168,7 +168,7 @@ class Layers:
         return tf.concat(run(a, b, *weights), -1)
 
     def _of(self, h, name) -> list[tf.Variable]:
-        """The variables of `block` on what is as wide as ``h``."""
+        """Return the variables of `block` for inputs as wide as ``h``."""
         width = h.shape[-1]
         return [
             variable
@@ -191,8 +191,8 @@ _images = numbers("images", 2, 6, 6, CHANNELS)
 
 
 def late(seed: int, forget: float):
-    """A schedule in which backward ops come in a random order, and forward ones are forgotten at
-    random."""
+    """Return a schedule's maker: backward ops come in a random order, and random forward values are
+    forgotten."""
 
     def make(step):
         merging = Merging(step)
@@ -206,7 +206,7 @@ def late(seed: int, forget: float):
 
 
 def step_of(kinds, gradients):
-    """A step of a network of ``kinds`` of layers: its loss and gradients."""
+    """Return a step of a network with these kinds of layers: its loss and gradients."""
 
     @tf.function(autograph=False)
     def step(h):
@@ -224,7 +224,7 @@ def ends(function) -> list[tf.Operation]:
 
 
 def differentiated(make):
-    """Gradients by our own, for a schedule if there is one that makes it."""
+    """Return a function for our gradients, with the schedules of ``make`` if it is given."""
 
     def gradients(loss, variables):
         if make is None:
@@ -236,15 +236,15 @@ def differentiated(make):
 
 
 def compared(kinds, make, what: str) -> None:
-    """Our gradients run, and are TensorFlow's."""
+    """Check that our gradients run, and that they are TensorFlow's."""
     ours, plain = step_of(kinds, differentiated(make)), step_of(kinds, tf.gradients)
     assert circle(ours.graph, ends(ours)) == []
     images = tf.constant(_images)
     if "batch_norm" not in kinds:
         assert_identical(ours(images), plain(images), what)
         return
-    # oneDNN fuses a normalization with the rectifier that alone reads its first result; a clone
-    # that is made for the others is not fused, and gives other last bits.
+    # oneDNN fuses a normalization with the rectifier if only this op reads its first result. A
+    # clone made for other readers is not fused, and has other last bits.
     for found, expected in zip(ours(images), plain(images), strict=True):
         far = np.max(np.abs(found.numpy() - expected.numpy()))
         assert far <= 1e-4 * np.max(np.abs(expected.numpy())), what
@@ -257,14 +257,13 @@ def compared(kinds, make, what: str) -> None:
 )
 @_few
 def test_merged_ops_close_no_circle(exact_arithmetic, kinds, seed, forget):
-    """Whatever the network and the order of its backward ops, the step runs and has TensorFlow's
-    bits."""
+    """For every network and order of its backward ops, the step runs and has TensorFlow's bits."""
     compared(kinds, None if forget is None else late(seed, forget), f"{kinds}")
 
 
 @pytest.mark.parametrize("kind", ["again", "dense_again", "reversible"])
 def test_gradients_that_compute_layers_again(exact_arithmetic, kind):
-    """These layers stand in the backward pass, where their ops are held back one behind the
+    """These layers are in the backward pass, where gates hold back their ops one after the
     other."""
     compared([kind] * 3, None, kind)
     compared([kind] * 3, late(1, 0.3), kind)
@@ -273,7 +272,7 @@ def test_gradients_that_compute_layers_again(exact_arithmetic, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("onednn", ["0", "1"])
 def test_with_and_without_onednn(onednn):
-    """Last bits may differ where grappler rewrites arithmetic: it sees other sums."""
+    """Last bits may differ where grappler rewrites arithmetic, as it sees other sums."""
     found = in_fresh_process(
         "tests.rewriting.test_fusion:far", env={"TF_ENABLE_ONEDNN_OPTS": onednn}
     )
@@ -281,8 +280,8 @@ def test_with_and_without_onednn(onednn):
 
 
 def far() -> float:
-    """How far gradients of reversible blocks are from TensorFlow's at most, relative to the largest
-    number of each."""
+    """Return the largest distance of gradients of reversible blocks from TensorFlow's, relative to
+    the largest number of each."""
     kinds = ["convolved", "reversible", "reversible", "padded", "dense_again", "again"]
     images = tf.constant(_images)
     expected = step_of(kinds, tf.gradients)(images)
@@ -301,8 +300,8 @@ def held(tensor: tf.Tensor, trigger: tf.Tensor) -> tf.Tensor:
 
 
 def test_what_reads_an_equal_op_is_not_merged_with_it():
-    # The gradient of swish computes the sigmoid once more, in an op that equals the forward one:
-    # the products that read that are no part of the forward kernel, and gates may wait for them.
+    # The gradient of swish recomputes the sigmoid, in an op that equals the forward one. Products
+    # that read it are no part of the forward kernel, so gates may wait for them.
     weights = tf.Variable(tf.eye(8))
     steps = []
 
@@ -320,7 +319,7 @@ def test_what_reads_an_equal_op_is_not_merged_with_it():
 
 
 def test_constants_meet_in_the_same_order(exact_arithmetic):
-    """The gradient goes through three of them: nothing waits for the products between."""
+    """The gradient goes through three constants: no gate waits for the products between them."""
     x, weights = numbers("x", 16, 16), numbers("w", 16, 16)
     constants = [numbers(f"c{k}", 16, 16) for k in range(3)]
 
@@ -347,7 +346,7 @@ def test_the_oracle_sees_what_waits_for_a_part_of_a_kernel():
         assert circle(graph, [good.op]) == []
         bad = tf.nn.bias_add(conv, held(bias, conv))
         assert len(circle(graph, [bad.op])) == 2
-        # With two readers it stays alone.
+        # With two readers, the convolution is not fused.
         assert circle(graph, [bad.op, good.op]) == []
 
 

@@ -14,8 +14,8 @@ ROWS, WIDTH, LAYERS = 2048, 64, 6
 
 @pytest.mark.parametrize("counted_from", ["zero", "a tensor"])
 def test_no_step_of_a_recomputed_loop_runs_ahead(counted_from):
-    """The first step of each loop has something to compute before the layer's input is there, which
-    it would hold from the beginning of the training step."""
+    """The first step of each loop can compute a value before the layer's input exists. A loop that
+    ran ahead would hold this value from the beginning of the training step."""
 
     @tf.function
     def step(x, w, first):
@@ -40,7 +40,7 @@ def test_no_step_of_a_recomputed_loop_runs_ahead(counted_from):
 
 @tf.custom_gradient
 def _solved(u, w, first):
-    """A fixed point, differentiated where it is."""
+    """Return a fixed point, differentiated by its own equation."""
 
     def body(i, z):
         return i + 1, tf.tanh(tf.matmul(0.5 * z, w) + u)

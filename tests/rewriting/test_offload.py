@@ -1,8 +1,8 @@
 """Residuals on another device: the same gradients, less memory on this one, and an end when the
 other one is gone.
 
-An accelerator and a host are two processes on this machine, connected over loopback; each has an
-allocator of its own, so that the peak of the accelerator is measured.
+An accelerator and a host are two processes on this machine, connected over loopback. Each has an
+allocator of its own, which measures the peak of the accelerator.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def test_the_accelerator_holds_less(large):
     assert found["offloaded"] < 0.25 * found["plain"]
     assert found["offloaded"] < 0.25 * found["kept"]
     assert found["moved"] >= 40
-    # A step that waits for its transfers is simulated as if they took no time. Transfers of small
-    # tensors take longer than their products, as all do in some steps of a busy machine.
+    # The simulation takes transfers that a step waits for to need no time. Transfers of small
+    # tensors take longer than their products; on a busy machine, all of them do in some steps.
     if large:
         assert found["least"] < 1.5 * found["simulated"]
 
@@ -69,12 +69,12 @@ def test_encoded_and_offloaded():
     options = {"depth": 24, "batch": 512, "width": 128}
     wanted = [{**KEEP, "encode": "bfloat16"}]
     (found,) = run("same", model="mlp", options=options, settings=wanted)["found"]
-    # What is offloaded needs not be encoded.
+    # Offloaded values need no encoding.
     assert found["equal"] and found["offloaded"] and not found["encoded"]
 
 
 def test_synchronous_transfers():
-    """Computing waits for each of them, and estimated times say so."""
+    """The step waits for each transfer, and its estimated time includes them."""
     options = {"depth": 24, "batch": 512, "width": 128}
     wanted = [{**KEEP, "link": {"early": early}} for early in (0.0, 1.0, 3.0)]
     waits, usual, early = run("same", model="mlp", options=options, settings=wanted)["found"]
@@ -88,7 +88,7 @@ def test_the_way_is_measured():
     wanted = [{**KEEP, "link": {"bandwidth": b}} for b in ("measured", 12e9)]
     measured, given = run("same", model="mlp", options=options, settings=wanted)["found"]
     assert measured["equal"] and measured["offloaded"] == given["offloaded"]
-    # A loopback is no bus, but no telephone line, either.
+    # A loopback is not much faster than a bus, and not thousands of times slower.
     assert given["moving"] / 10 < measured["moving"] < given["moving"] * 1000
     assert measured["moving"] != given["moving"]
 

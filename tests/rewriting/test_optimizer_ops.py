@@ -1,4 +1,4 @@
-"""The rest of a step waits for gradients, and they for it: nothing changes but when things run."""
+"""The rest of a step and gradients wait for each other: only the order in which ops run changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH, LAYERS, ROWS = 48, 6, 96
 
 
 class Momentum:
-    """A step of momentum written by hand, traced up to its end."""
+    """A momentum step written by hand, traced up to its end."""
 
     def __init__(
         self, more: Callable[[tf.Tensor, list[tf.Tensor]], Any] = lambda x, grads: []
@@ -153,7 +153,7 @@ def trained(name: str, callback: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.usefixtures("exact")
-# Keras 3.3 holds more in an update of RMSprop, and the weights are small.
+# Keras 3.3 holds more bytes in an update of RMSprop, and the weights are small.
 @pytest.mark.parametrize("name", each_optimizer("momentum", "clipped"))
 def test_the_same_weights_and_slots(name: str) -> None:
     saving = ms.keras.MemorySavingGradients(budget=0.7, planner=greedy, batch_size=ROWS)
@@ -170,7 +170,7 @@ def random_variables(count: int) -> list[tf.Variable]:
 
 
 def loss_and_gradients(x: tf.Tensor, weights: list[tf.Variable], options: Any) -> Any:
-    """Of residual layers; plain without options."""
+    """Return the loss and gradients of residual layers; plain without options."""
     y = x
     for weight in weights:
         y = tf.tanh(y @ weight) + y
@@ -207,7 +207,7 @@ def test_gradients_that_are_returned_and_used_in_a_function_of_the_users() -> No
 
 
 def by_hand(update: Callable[..., Any], **options: Any) -> list[np.ndarray]:
-    """Three steps with an update written by hand; what the function gives, weights and slots."""
+    """Return the results of three steps with an update written by hand, then weights and slots."""
     variables = random_variables(2 * LAYERS)
     weights, slots = variables[:LAYERS], variables[LAYERS:]
 

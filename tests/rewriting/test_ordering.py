@@ -9,7 +9,7 @@ import tensorflow as tf
 import memsaving_gradients as ms
 
 WIDTH, SIDE, ROWS, LAYERS = 48, 6, 4, 6
-#: Each filter takes three times what each hidden value does.
+#: Each filter takes three times the bytes of a hidden value.
 FILTER = [3, 3, WIDTH, WIDTH]
 
 
@@ -18,9 +18,9 @@ def images() -> tf.Tensor:
 
 
 def trained(budget: float | None, *, biased: bool):
-    """The variables after two steps, and the function that was traced.
+    """Return the variables after two steps, and the traced function.
 
-    An update takes as much as three filters: where two of them meet, it is six.
+    An update takes as much as three filters, so two updates that meet take as much as six.
     """
     filters = [
         tf.Variable(tf.random.stateless_normal(FILTER, [k, 0]) / (9 * WIDTH) ** 0.5)
@@ -52,7 +52,7 @@ def trained(budget: float | None, *, biased: bool):
 
 @pytest.mark.parametrize("biased", [True, False])
 def test_filter_gradients_wait_for_the_update_before(exact, biased):
-    """Also one that oneDNN makes one kernel of with a bias gradient: what only it reads waits."""
+    """If oneDNN fuses a filter gradient with a bias gradient, ops that only it reads wait."""
     variables, step = trained(0.75, biased=biased)
     (plan,) = ms.plans(step)
     assert plan.whole_step <= plan.budget

@@ -1,4 +1,4 @@
-"""What a gate waits for."""
+"""The ops that a gate waits for."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ v1 = tf.compat.v1
 
 
 def layers() -> tuple[TrainingGraph, int, int]:
-    """A chain, and two of its backward ops: one whose result nobody reads, and one whose result
-    another reads."""
+    """Return a chain and two of its backward ops: one whose result no op reads, and one whose
+    result another op reads."""
     make = Maker()
     at = make.op(make.source(), size=4)
     for _ in range(3):
@@ -35,8 +35,8 @@ def layers() -> tuple[TrainingGraph, int, int]:
 
 
 def with_room(graph: TrainingGraph, room: int) -> tuple[Schedule, Simulation, tuple[int, int]]:
-    """A schedule, simulated with ``room`` bytes below the peak wherever there are clones; its first
-    clone."""
+    """Return a schedule, its simulation with ``room`` bytes below the peak wherever there are
+    clones, and its first clone."""
     schedule = recompute_lazily(graph, set())
     simulation = simulate(graph, schedule)
     first = next(k for k, step in enumerate(schedule.steps) if step.copy)
@@ -52,7 +52,7 @@ def test_what_has_room_may_finish_later(room, is_left):
     schedule, simulation, clone = with_room(graph, room)
     stragglers = Stragglers(graph, schedule, simulation, {})
     assert stragglers.waited_for([inner, leaf], clone) == ([inner] if is_left else [inner, leaf])
-    # The next gate waits for it.
+    # The next gate waits for the leaf.
     after = stragglers.waited_for([inner], (0, 99))
     assert after == ([leaf, inner] if is_left else [inner])
 
@@ -71,14 +71,14 @@ def test_a_gate_waits_for_something():
 
 
 def waited_for_by() -> list[int | None]:
-    """For the gradient of each weight of a tower, the number of the gate that waits for it."""
+    """Return the number of the gate that waits for each weight's gradient in a tower."""
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [64, 64])
         weights = [v1.get_variable(f"w{k}", [64, 64], use_resource=True) for k in range(24)]
         ys = [x]
         for weight in weights:
             ys.append(tf.tanh(ys[-1] @ weight))
-        # The peak lies in the last, long segment, and there is room below it in the others.
+        # The peak is in the last, long segment; the others have room below it.
         grads = ms.gradients(tf.reduce_sum(ys[-1]), weights, checkpoints=[ys[4], ys[8]])
         gates = [op for op in graph.get_operations() if op.name.endswith("_gate")]
     waits = {op: number for number, gate in enumerate(gates) for op in gate.control_inputs}

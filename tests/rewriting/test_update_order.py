@@ -1,4 +1,4 @@
-"""What is done with a large gradient runs one op after the other: less memory, the same bits."""
+"""The ops that use a large gradient run one after the other: less memory, the same bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.helpers.sampling import examples
 from tests.helpers.support import numbers
 
 WIDTH, ROWS, LAYERS = 256, 16, 3
-#: Bytes of a weight, which are many times those of a hidden value.
+#: Bytes of a weight, many times the bytes of a hidden value.
 WEIGHT = 4 * WIDTH * WIDTH
 
 pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.PlanNote")
@@ -53,7 +53,7 @@ def stepping(ws: Sequence[tf.Variable], apply: Apply) -> Any:
 
 
 def trained(ws: Sequence[tf.Variable], apply: Apply, budget: int | None) -> tuple[ms.Plan, ...]:
-    """The plans of two steps that train ``ws``."""
+    """Return the plans of two steps that train ``ws``."""
     step = stepping(ws, apply)
     with ms.patched(budget=budget, planner=greedy) if budget else tf.name_scope(""):
         for _ in range(2):
@@ -62,14 +62,14 @@ def trained(ws: Sequence[tf.Variable], apply: Apply, budget: int | None) -> tupl
 
 
 def least(apply: Apply, layers: int = LAYERS) -> int:
-    """The least budget that can be kept."""
+    """Return the least budget that can be kept."""
     with pytest.raises(ms.errors.BudgetError) as refused:
         trained(weights(layers), apply, 1)
     return refused.value.least
 
 
 def check(make: Callable[[Sequence[tf.Variable]], tuple[Apply, Sequence[tf.Variable]]]) -> int:
-    """Train within the least budget, which is returned, and plainly: all variables are the same."""
+    """Check that training within the least budget is the same as plain; return that budget."""
     ws = weights()
     apply, slots = make(ws)
     budget = least(make(weights())[0])
@@ -99,7 +99,7 @@ def by_keras(name: str) -> Callable[[Sequence[tf.Variable]], tuple[Apply, Sequen
 
 
 def averaging(ws: Sequence[tf.Variable]) -> tuple[Apply, Sequence[tf.Variable]]:
-    """Every other step averages the weights, in a branch that is given no gradient."""
+    """Average the weights in every other step, in a branch that reads no gradient."""
     means, count = [tf.Variable(w) for w in ws], tf.Variable(0)
 
     def average(ws: Sequence[tf.Variable]) -> None:
@@ -114,7 +114,7 @@ def averaging(ws: Sequence[tf.Variable]) -> tuple[Apply, Sequence[tf.Variable]]:
     return apply, means
 
 
-#: What else is done with gradients, by name.
+#: Other updates in a step, by name.
 RECIPES = {"averages": averaging}
 
 
@@ -134,7 +134,7 @@ def test_less_is_needed_than_where_ops_run_as_they_can(exact, monkeypatch, name,
 
 
 def measured(name: str, layers: int = 8) -> tuple[int, int]:
-    """The least budget, and what steps take within it; for a process of its own."""
+    """Return the least budget, and the peak of steps within it (in a fresh process)."""
     # On a busy machine, one of two threads may be stalled for as long as a whole step takes here.
     tf.config.threading.set_inter_op_parallelism_threads(1)
     make = RECIPES.get(name) or by_keras(name)
@@ -166,7 +166,7 @@ def test_a_plan_knows_what_it_takes_beside_gradients(exact, monkeypatch):
     assert peaks[0][1] == pytest.approx(peaks[0][0], rel=0.05)
 
 
-#: Lines of updates: each makes a value of those before, or moves a variable.
+#: The ops of update lines: each computes a value from those before, or changes a variable.
 LINES: dict[str, Callable[[list[Any], tf.Variable], Any]] = {
     "square": lambda known, slot: tf.square(known[-1]),
     "square of the first": lambda known, slot: tf.square(known[0]),
@@ -234,8 +234,8 @@ def test_whatever_is_done_with_gradients_gives_the_same(exact_arithmetic, lines,
 
 
 def updates_of(step: Any, grads: list[tf.Tensor], known: list[int]) -> tuple[Updates, Rewiring]:
-    """What a step does with gradients that it notes when it is traced, with the number of ops that
-    are there then."""
+    """Return the updates in a step that notes its gradients when it is traced. It also notes the
+    number of ops before the updates."""
     graph = step.get_concrete_function(tf.TensorSpec([ROWS, WIDTH])).graph
     border = min(graph.get_operations().index(grad.op) for grad in grads)
     later, makers = graph.get_operations()[known[0] :], {grad.op for grad in grads}
@@ -246,7 +246,7 @@ def updates_of(step: Any, grads: list[tf.Tensor], known: list[int]) -> tuple[Upd
 
 
 def test_a_line_begins_in_the_buffer_of_the_gradient():
-    """The distance from the mean first, then the square, then the weights: two tensors at most."""
+    """First the distance from the mean, then the square, then the weights: two tensors at most."""
     ws, known = weights(), list[int]()
     means, squares = ([tf.Variable(tf.zeros_like(w)) for w in ws] for _ in range(2))
     grads: list[tf.Tensor] = []
@@ -268,7 +268,7 @@ def test_a_line_begins_in_the_buffer_of_the_gradient():
         assert [op.type for op in waiting.control_inputs] == ["AssignAddVariableOp"]
         (held,) = waiting.outputs[0].consumers()
         assert held.type == "Square"
-        # It ends where the weight is changed.
+        # The line ends where the weight is changed.
         assert [op.type for op in updates.ends()[grad.op]] == ["AssignSubVariableOp"]
 
 

@@ -36,5 +36,5 @@ def test_gates_of_gelu_wait_for_what_is_still_read(exact):
     waited_for = {other for op in graph.get_operations() for other in op.control_inputs}
     assert waited_for & lost
     for op in waited_for & lost:
-        # Whichever of its factors it keeps is held back, by itself where it is waited for.
+        # Each of its factors is held back by an identity, whichever of them it keeps.
         assert all(factor.op.type == "Identity" for factor in op.inputs)

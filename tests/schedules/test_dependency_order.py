@@ -1,4 +1,4 @@
-"""What is wanted comes after what it needs."""
+"""Wanted ops come after the ops that they need."""
 
 from __future__ import annotations
 

@@ -30,14 +30,13 @@ def decayed(p):
 
 
 def scaled(p):
-    """The weight of the penalty depends on the data: its gradients are ready when the forward pass
-    ends."""
+    """Return a penalty weighted by the data: its gradients are ready when the forward pass ends."""
     net = decayed(p)
     return Net(net.ys * tf.reduce_mean(tf.abs(p["x"])))
 
 
 def normalized(p):
-    """`tf.nn.moments` has gradients with control edges between them."""
+    """Return a network of `tf.nn.moments`, whose gradients have control edges between them."""
     h = p["x"]
     for i in range(LAYERS):
         h = tf.matmul(h, p.weight(f"w{i}", 64, 64))
@@ -47,7 +46,7 @@ def normalized(p):
 
 
 def watched(p):
-    """A loss on every hidden value, whose gradient is there when backward begins."""
+    """Return a network with a loss on every hidden value; its gradient is ready for backward."""
     h, losses = p["x"], []
     for i in range(LAYERS):
         narrow = tf.nn.gelu(tf.matmul(h, p.weight(f"a{i}", 64, 64)), approximate=False)
@@ -57,7 +56,7 @@ def watched(p):
 
 
 def watched_through_views(p):
-    """The same, on another view of the hidden values, and on what is made of them by cheap ops."""
+    """Return the same with losses on another view of the hidden values, and with cheap ops."""
     h, losses = p["x"], []
     for i in range(LAYERS):
         h = h + tf.tanh(tf.matmul(h, p.weight(f"a{i}", 64, 64)))
@@ -67,8 +66,8 @@ def watched_through_views(p):
 
 
 def watched_from_behind(p, which):
-    """Losses on hidden values that are written behind the network, on one of three in each
-    layer."""
+    """Return a network with losses on one of three hidden values in each layer, built after all
+    layers."""
     h, watched = p["x"], []
     for i in range(2 * LAYERS):
         product = tf.matmul(h, p.weight(f"a{i}", 64, 64))
@@ -98,7 +97,7 @@ def test_gradients_are_the_same(build):
 
 
 def by_memory(build, rows):
-    """The default plan for so many rows of data."""
+    """Return the default plan for ``rows`` rows of data."""
 
     def program(p, gradients):
         net = build(p)
@@ -111,7 +110,7 @@ def by_memory(build, rows):
 def test_gradients_of_penalties_are_made_one_by_one(build):
     plan = by_memory(build, 8)
     assert plan.peak_plain > LAYERS * BYTES / 2
-    # Two threads make one or two ahead of their turn.
+    # Two threads compute one or two ahead of their turn.
     assert plan.peak < plan.peak_plain / 2
 
 
@@ -122,11 +121,11 @@ def test_gradients_of_losses_on_hidden_values_are_made_one_by_one(build):
 
 
 def test_what_is_read_by_nobody_else_is_not_held_longer():
-    """Where an early op alone reads much, to run it late would hold that instead of its result."""
+    """If an early op alone reads much, running it late would hold its inputs, not its result."""
 
     def first_late(*others_at):
-        # Backward ops from 2 on: the first reads the forward value 0, and the last one needs what
-        # it makes.
+        # Backward begins with op 2, which reads the forward value 0. The last op needs the result
+        # of op 2.
         between = [(0,) if op in others_at else (1,) for op in range(3, 39)]
         reads = [(), (0,), (0,), *between, (2,)]
         count = len(reads)
@@ -164,15 +163,15 @@ def test_forward_reductions_written_behind_the_network_stand_behind_what_they_re
         penalty = tf.reduce_sum(square)
         used_later = tf.reduce_sum(tf.square(x))
         wide = tf.reduce_sum(tf.square(first), axis=1)
-        # What branches have read is held until their gradients.
+        # Values that branches have read are held until the gradients of the branches.
         second = tf.sin(x)
         branch = tf.cond(x[0, 0] > 0.0, lambda: tf.reduce_sum(second), lambda: 0.0)
         ops = capture([tf.reduce_sum(h) + penalty + used_later + tf.reduce_sum(wide) + branch])
     sizes = ops.value_bytes(1)
     early = {ops.ops[i] for i in early_reductions(ops, len(ops.ops), sizes)}
     assert {square.op, penalty.op, wide.op} <= early
-    # What the graph is given is there all the time, and the end of the network is no reduction of
-    # something early.
+    # The graph's inputs are always alive, and the end of the network is no reduction of an early
+    # value.
     assert early.isdisjoint({used_later.op, h.op, first.op, branch.op, branch.op.inputs[0].op})
     with graph.as_default():
         again = capture([penalty + tf.reduce_sum(h)], late=0, beside=early)

@@ -24,8 +24,7 @@ from tests.helpers.step_by_step import recompute_op_by_op, simulate_step_by_step
 
 @st.composite
 def graphs(draw):
-    """Random forward ops (views, several outputs, ops that must run once) and their backward
-    ops."""
+    """Draw forward ops (views, several outputs, ops that must run once) and their backward ops."""
     make = Maker()
     values = [make.op(make.source(), size=draw(st.integers(1, 9)))]
     for _ in range(draw(st.integers(1, 14))):
@@ -72,8 +71,7 @@ def test_copies_on_known_graphs(name):
 
 
 def test_a_view_looks_at_what_it_read():
-    """A second copy of a view that reads the original keeps the original; one that reads a clone
-    keeps that."""
+    """A second copy of a view keeps the buffer that it reads: the original, or a clone."""
     make = Maker()
     x = make.op(make.source(), size=8)
     seen = make.op(x, view=True, residual="none")
@@ -97,7 +95,7 @@ def test_a_view_looks_at_what_it_read():
     # Alive at most: the buffer that is read, a gradient of 1 byte, one of 8 bytes.
     assert peaks(copy=0) == 17
     assert peaks(Step(view, 1, (0,)), copy=1) == 17
-    # The clone of the big one dies at once where the view, whose number is the same, reads the
+    # The clone of the big one dies at once if the view, which has the same number, reads the
     # original.
     assert peaks(Step(big, 1, (0,)), Step(view, 1, (0,)), copy=1) == 17
     assert peaks(Step(big, 1, (0,)), Step(big, 2, (0,)), Step(view, 1, (1,)), copy=1) == 17
@@ -126,8 +124,8 @@ def test_halving_takes_the_logarithm():
 @given(rich(sums=True), st.data())
 @settings(max_examples=examples(300), deadline=None, derandomize=True)
 def test_arrays_say_what_steps_do(graph, data):
-    """Every figure of every buffer, to the last bit, whatever is recomputed, summed up as it comes,
-    encoded or moved."""
+    """Every figure of every buffer is the same, to the last bit: for recomputed values, for sums
+    added as addends come, for encoded and moved values."""
     residuals = sorted(graph.residuals)
     kept = data.draw(st.sets(st.sampled_from(residuals))) if residuals else set()
     chained = data.draw(st.sets(st.sampled_from(sorted(graph.sums)))) if graph.sums else set()

@@ -41,7 +41,7 @@ def network(ws: list[tf.Variable]) -> Callable[..., tf.Tensor]:
 
 
 def slopes(loss: Callable[..., Any], ws: Any, how: str = "tape", **function: Any) -> Any:
-    """The loss and its gradients, in a function."""
+    """Return a function that computes the loss and its gradients."""
 
     @tf.function(**function)
     def step(*batch: tf.Tensor) -> Any:
@@ -105,7 +105,7 @@ def test_a_patch_in_force_saves_memory_in_each_microbatch() -> None:
         found = step(*data(240))
     close(found, slopes(loss, ws)(*data(240)))
     (plan,) = ms.plans(step)
-    # Of 60 rows, not of 240.
+    # The peak is for 60 rows, not for 240.
     assert plan.peak_plain < 60 * WIDTH * 4 * 16 * 3
 
 
@@ -271,7 +271,7 @@ def test_dropout_is_drawn_for_each_microbatch() -> None:
 
 
 def test_tensors_of_python_control_flow() -> None:
-    """AutoGraph works in what is given, as it does around it."""
+    """AutoGraph converts the given function as it converts the code around it."""
     w = tf.Variable(2.0)
 
     def loss(x: tf.Tensor) -> tf.Tensor:
@@ -332,7 +332,7 @@ def test_gradient_penalties_inside() -> None:
         ({"size": 2.5}, "size=2.5"),
         ({"size": True}, "size=True"),
         ({"size": "10"}, "size='10'"),
-        ({"function": 3}, "function=3: is no function"),
+        ({"function": 3}, "function=3: is not a function"),
         ({"whole": "x"}, "give a list of names: \\['x'\\]"),
         ({"batch_norm": "group"}, "batch_norm='group': give one of None, 'microbatch', 'error'"),
         ({"budgt": "1GB"}, "budgt='1GB': no such option; did you mean 'budget'"),
@@ -347,10 +347,10 @@ def test_bad_arguments(changes: dict[str, Any], problem: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"whole": ["z"]}, "no argument of this call has that name; there are 'x', 'y'"),
+        ({"whole": ["z"]}, "no argument of this call has that name; its arguments are 'x', 'y'"),
         ({"whole": ["x", "y"]}, "no argument has examples to cut"),
         ({"reduce": "median"}, "reduce='median': give one of 'mean', 'sum', 'concat', 'last'"),
-        ({"reduce": ["mean", "mean"]}, "does not fit what the function returns"),
+        ({"reduce": ["mean", "mean"]}, "does not fit the result of the function"),
         ({"reduce": "concat"}, "is a scalar and has no rows"),
     ],
 )
@@ -362,7 +362,7 @@ def test_bad_calls(arguments: dict[str, Any], problem: str) -> None:
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
-        (lambda x, y: x, "of which microbatches differ; give reduce='concat'"),
+        (lambda x, y: x, "which may differ between microbatches; give reduce='concat'"),
         (lambda x, y: tf.shape(x), "has dtype int32, which has no mean"),
         (lambda x, y: tf.reduce_all(x > 0), "has dtype bool"),
         (lambda x, y: object(), "returns a object; return tensors"),
@@ -411,12 +411,12 @@ def test_two_updates_in_one_step_are_refused() -> None:
 
 def test_ragged_batches_are_refused() -> None:
     ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
-    with pytest.raises(ArgumentError, match="is a RaggedTensor, which is not cut"):
+    with pytest.raises(ArgumentError, match="is a RaggedTensor, which cannot be cut"):
         ms.microbatch(lambda x: tf.reduce_sum(x), 1)(ragged)
 
 
 def peaks() -> dict[str, int]:
-    """Transient peaks of a wide step: plain, and in microbatches (in a process made for it)."""
+    """Return transient peaks of a wide step, plain and in microbatches (in a fresh process)."""
     from graph_tools.memory.measure import measure_peak
 
     ws = [tf.Variable(tf.random.normal([64, 64]) / 8) for _ in range(16)]

@@ -1,5 +1,5 @@
-"""What of a batch is no mean over its examples, and what a loss depends on besides its batch: exact
-in microbatches, too, or said."""
+"""Losses that are no means over examples, or that depend on more than their batch: they are exact
+in microbatches, too, or a message says that they are not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def batch(dtype: str = "float32") -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def both(step: Callable[[Callable[..., Any]], Any], **options: Any) -> tuple[Any, Any]:
-    """What a step gives, that is handed what cuts its loss: in pieces, and whole."""
+    """Return the results of a step with its loss cut into pieces, and with the whole loss."""
     cut = tf.function(lambda: step(lambda loss, **more: ms.microbatch(loss, 2, **more)), **options)
     whole = tf.function(lambda: step(lambda loss, **more: loss))
     return cut(), whole()
@@ -205,7 +205,7 @@ def test_a_loss_beside_other_results_is_differentiated_through_the_loop() -> Non
             value, found = cut(loss, reduce=("mean", "concat"))(*batch())
         return value, found, tape.gradient(value, w)
 
-    with pytest.warns(NothingSavedWarning, match="differentiated that is no loss"):
+    with pytest.warns(NothingSavedWarning, match="the differentiated result is not a loss"):
         equal(*both(step), 1e-5)
 
 
@@ -303,7 +303,7 @@ def test_every_reduction_of_a_loss(reduction: str, masked: bool, weights: bool, 
 
 
 def test_several_losses_with_masks_are_said() -> None:
-    with pytest.warns(BatchStatisticsWarning, match="are means over what a mask"):
+    with pytest.warns(BatchStatisticsWarning, match="are means weighted by a mask"):
         fitted(sequences("mse", outputs=2), ms.keras.MemorySavingGradients(microbatch=2))
 
 
@@ -311,7 +311,7 @@ def test_masked_losses_of_functions_are_said() -> None:
     model = sequences("mse")
     loss = keras.losses.MeanSquaredError()
     step = tf.function(ms.microbatch(lambda x, y: loss(y, model(x)), 2))
-    with pytest.warns(BatchStatisticsWarning, match="are means over what a mask"):
+    with pytest.warns(BatchStatisticsWarning, match="are means weighted by a mask"):
         step(tf.constant([[1, 2, 3, 0, 0, 0]] * 5), tf.zeros([5, 6, 1]))
 
 

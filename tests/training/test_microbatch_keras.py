@@ -1,5 +1,4 @@
-"""Microbatches in ``fit``: the same weights after training, whatever the optimizer, the data and
-the step are."""
+"""Microbatches in ``fit``: the same weights after training, for all optimizers, data and steps."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ def trained(
     rows: int = 48,
     **options: Any,
 ) -> tuple[Any, list[Any]]:
-    """The history and the weights after three epochs of batches of 24."""
+    """Return the history and the weights after three epochs of batches of 24."""
     model.compile(
         optimizer() if callable(optimizer) else optimizer,
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -99,7 +98,7 @@ def test_weights_and_metrics_are_those_of_whole_batches(optimizer: Any, xla: boo
     same(ours, trained(network(), None, optimizer, xla, rows=104))
 
 
-# Keras 3.3 says so where batches are no multiple of the steps, with and without a callback.
+# Keras 3.3 warns if batches are no multiple of the steps, with and without a callback.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 @pytest.mark.parametrize("options", [{"xla": True}, {"steps_per_execution": 2}])
 def test_ways_to_run(options: dict[str, Any]) -> None:
@@ -168,8 +167,8 @@ def test_normalization_of_each_example_is_exact(xla: bool) -> None:
 
 @XLA
 def test_moving_averages_move_as_far_as_in_one_batch(xla: bool) -> None:
-    """Three microbatches of the same rows: the mean is the same in all, and so is what the average
-    comes to."""
+    """Three microbatches have the same rows: the mean is the same in all, and the moving average
+    ends at the same value."""
 
     def moved(saving: Any) -> np.ndarray:
         keras.utils.set_random_seed(2)
@@ -197,7 +196,5 @@ def test_device_memory_knows_the_buffer() -> None:
 def test_bad_arguments() -> None:
     with pytest.raises(ArgumentError, match="size=0"):
         ms.keras.MemorySavingGradients(microbatch=0)
-    with pytest.raises(
-        ArgumentError, match="batch_norm='error': says what happens in microbatches"
-    ):
+    with pytest.raises(ArgumentError, match="batch_norm='error': applies to microbatches only"):
         ms.keras.MemorySavingGradients(batch_norm="error")

@@ -29,7 +29,7 @@ def unit(x: tf.Tensor) -> tf.Tensor:
 
 
 def two_views(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Chen et al. 2020: each view of an example against all others."""
+    """Compare each view of an example with all others (Chen et al. 2020)."""
     z, rows = tf.concat([unit(x), unit(y)], 0), tf.shape(x)[0]
     similar = tf.matmul(z, z, transpose_b=True) - 1e9 * tf.eye(2 * rows)
     labels = (tf.range(2 * rows) + rows) % (2 * rows)
@@ -44,7 +44,7 @@ def images_and_texts(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def redundancy(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Zbontar et al. 2021: features against features, over all examples."""
+    """Compare features with features, over all examples (Zbontar et al. 2021)."""
     found = tf.matmul(unit(x), unit(y), transpose_a=True) / tf.cast(tf.shape(x)[0], tf.float32)
     return tf.reduce_sum((found - tf.eye(WIDTH)) ** 2)
 
@@ -64,7 +64,7 @@ def shares_of_the_batch(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def same_labels(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """A tensor of pairs that is made of labels alone meets the examples."""
+    """Multiply a tensor of pairs, made of labels alone, by the examples."""
     z, labels = unit(x), tf.cast(y[:, 0] > 0, tf.float32)
     same = tf.cast(labels[:, None] == labels[None, :], tf.float32)
     return tf.reduce_mean(tf.matmul(same, z) ** 2)
@@ -80,7 +80,7 @@ def classes(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def inside_of_examples(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Attention is a product of each example with itself."""
+    """Compute attention, a product of each example with itself."""
     parts = tf.reshape(unit(x), [-1, 3, 2])
     weights = tf.nn.softmax(tf.matmul(parts, parts, transpose_b=True))
     turned = tf.transpose(tf.matmul(weights, parts), [1, 0, 2])
@@ -93,7 +93,7 @@ def time_major(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def shifted(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Each example against its neighbor, as a negative."""
+    """Compare each example with its neighbor, as a negative."""
     z = unit(x)
     return tf.reduce_mean(tf.nn.relu(tf.reduce_sum(z * tf.roll(z, 1, axis=0), -1) + 0.5))
 
@@ -119,7 +119,7 @@ def successive(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def halves(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Pairs of examples that are in the same batch."""
+    """Compare pairs of examples that are in the same batch."""
     first, second = tf.split(unit(x), 2, axis=0)
     return tf.reduce_mean((first - second) ** 2)
 
@@ -134,7 +134,7 @@ def hardest(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def prototypes(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Snell et al. 2017: each example against the mean of those with its label."""
+    """Compare each example with the mean of those with its label (Snell et al. 2017)."""
     z, labels = unit(x), tf.cast(y[:, 0] > 0, tf.int32)
     means = tf.math.unsorted_segment_sum(z, labels, 2)
     return tf.reduce_mean((z - tf.gather(means, labels)) ** 2)
@@ -145,20 +145,20 @@ def root(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def diversity(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """The entropy of the mean prediction."""
+    """Return the entropy of the mean prediction."""
     mean = tf.reduce_mean(tf.nn.softmax(unit(x)), 0)
     return tf.reduce_sum(mean * tf.math.log(mean))
 
 
 def load(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Shazeer et al. 2017: the product of two means."""
+    """Return the product of two means (Shazeer et al. 2017)."""
     gates = tf.nn.softmax(unit(x) * 3)
     chosen = tf.one_hot(tf.argmax(gates, -1), WIDTH)
     return tf.reduce_sum(tf.reduce_mean(gates, 0) * tf.reduce_mean(chosen, 0))
 
 
 def overlap(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Milletari et al. 2016: the Dice loss of a batch."""
+    """Return the Dice loss of a batch (Milletari et al. 2016)."""
     p, wanted = tf.sigmoid(unit(x)), tf.cast(y > 0, tf.float32)
     return -tf.reduce_sum(p * wanted) / (tf.reduce_sum(p) + tf.reduce_sum(wanted))
 
@@ -188,7 +188,7 @@ MIXING = (
 
 
 def in_another_order(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Both sides in the same order: each example meets its own label."""
+    """Reverse both sides, so that each example meets its own label."""
     return tf.reduce_mean((tf.reverse(unit(x), [0]) - tf.reverse(y, [0])) ** 2)
 
 
@@ -206,7 +206,7 @@ def along_features(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def scaled(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """A mean that is scaled, shifted and replaced where it is no number."""
+    """Return a mean that is scaled, shifted, and replaced for huge labels."""
     loss = tf.reduce_mean((unit(x) - y) ** 2) * 0.5 / 3.0
     norm = tf.sqrt(tf.reduce_sum(WEIGHT**2))
     return tf.where(tf.reduce_sum(y) > 1e9, tf.zeros([]), loss + 1e-2 * norm)
@@ -249,7 +249,7 @@ def test_who_is_warned_gets_other_gradients(loss: Callable[..., tf.Tensor]) -> N
 
 
 def test_gradients_that_are_returned_mix_nothing() -> None:
-    """They are sums of products over the examples, and add up."""
+    """The gradients are sums of products over the examples, and add up."""
 
     def step(x: tf.Tensor, y: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:

@@ -33,7 +33,7 @@ def policy(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def neighbors(value: float, dtype: tf.DType) -> tuple[float, float]:
-    """The numbers of ``dtype`` around one, by counting through all of them."""
+    """Return the numbers of ``dtype`` next to ``value``, found among all numbers of the type."""
     kind = dtype.as_numpy_dtype
     with np.errstate(invalid="ignore"):
         every = np.arange(2**16, dtype=np.uint16).view(kind).astype(np.float64)
@@ -83,7 +83,7 @@ def test_what_is_not_finite_stays(dtype: tf.DType) -> None:
     ),
 )
 def test_many_small_updates_come_to_their_sum(make: Any, way: tuple[str, str]) -> None:
-    """Each is below half of a step of the type; plainly, weights of 1 would never move."""
+    """Each update is below half of a step of the type; plainly, weights of 1 would never move."""
     dtype, rounding = way
 
     def moved(optimizer: Any, dtype: str) -> np.ndarray:
@@ -102,12 +102,12 @@ def test_many_small_updates_come_to_their_sum(make: Any, way: tuple[str, str]) -
     wanted = moved(make(), "float32")
     found = moved(ms.keras.low_precision(make(), rounding), dtype)
     assert wanted.mean() > 1e-3
-    # Of Kahan's sum, the weights are the nearest numbers: for bfloat16, up to 1/512 away.
+    # Kahan's sum leaves the nearest numbers in the weights: for bfloat16, up to 1/512 away.
     away = 2.0**-9 if (dtype, rounding) == ("bfloat16", "kahan") else 0
     np.testing.assert_allclose(found.mean(), wanted.mean(), rtol=0.05, atol=away)
 
 
-#: Of each optimizer, options that make it do all it does.
+#: Optimizers with options that make each of them do all it can.
 ALL_OF_IT = [
     lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
     lambda: keras.optimizers.Adam(0.1, amsgrad=True),
@@ -120,7 +120,7 @@ ALL_OF_IT = [
     lambda: keras.optimizers.Ftrl(0.1),
     lambda: keras.optimizers.Lion(0.1),
     lambda: keras.optimizers.Adafactor(0.1),
-    # Older versions of Keras have no other.
+    # Older versions of Keras have no Lamb.
     *([lambda: keras.optimizers.Lamb(0.1)] if hasattr(keras.optimizers, "Lamb") else []),
 ]
 
@@ -162,7 +162,7 @@ def test_rows_are_rounded_by_numbers_of_their_own(
     assert len(np.unique(slot, axis=0)) == 4
 
 
-#: Each with a learning rate at which a hundred steps go far enough to be compared.
+#: Optimizers with learning rates at which a hundred steps go far enough to be compared.
 EVERY = {
     "SGD": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
     "Adam": lambda: keras.optimizers.Adam(1e-3, amsgrad=True),
@@ -179,7 +179,7 @@ EVERY = {
     "Muon": lambda: keras.optimizers.Muon(2e-3),
     "ScheduleFreeAdamW": lambda: keras.optimizers.ScheduleFreeAdamW(2e-3),
 }
-# Older versions of Keras have fewer.
+# Older versions of Keras have fewer optimizers.
 EVERY = {name: make for name, make in EVERY.items() if hasattr(keras.optimizers, name)}
 
 
@@ -194,7 +194,7 @@ def test_every_optimizer_is_tried() -> None:
 
 
 def moved_by(optimizer: Any, dtype: str, scale: float, steps: int = 100) -> np.ndarray:
-    """How far weights move, with gradients of about ``scale``."""
+    """Return how far weights move, with gradients of about ``scale``."""
     start = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float16)
     weights = keras.Variable(start, dtype=dtype)
     optimizer.build([weights])
@@ -213,23 +213,23 @@ def moved_by(optimizer: Any, dtype: str, scale: float, steps: int = 100) -> np.n
 
 @pytest.mark.parametrize(("name", "scale"), covering([*EVERY], [1e-4, 1.0]))
 def test_float16_goes_where_float32_goes(name: str, scale: float) -> None:
-    """Second moments of small gradients are zero in float16: what is divided by their roots ran
+    """Second moments of small gradients are zero in float16. Values divided by their roots once ran
     away."""
     wanted = moved_by(EVERY[name](), "float32", scale)
-    # Keras, on TensorFlow, reads a slot after it was written that it means to have read before.
+    # On TensorFlow, Keras reads a slot after a write, though it means to read it before.
     away = 0.2 if name == "ScheduleFreeAdamW" else 0.1
     for rounding in ("stochastic", "kahan"):
         found = moved_by(ms.keras.low_precision(EVERY[name](), rounding), "float16", scale)
         assert np.vdot(found, wanted) / np.vdot(wanted, wanted) == pytest.approx(1, abs=away)
         assert np.linalg.norm(found - wanted) < (0.3 + away) * np.linalg.norm(wanted)
     found = moved_by(ms.keras.low_precision(EVERY[name](), "nearest"), "float16", scale)
-    # Updates of more than half of a step become a whole one.
+    # Updates of more than half of a step become a whole step.
     assert np.abs(found).max() < 2.5 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("rounding", ["stochastic", "kahan", "nearest"])
 def test_small_gradients_in_float16_do_not_run_away(rounding: str) -> None:
-    """With slots in float16, Adam came from 1 to -15 in twenty steps of 0.001."""
+    """With slots in float16, Adam once went from 1 to -15 in twenty steps of 0.001."""
     weight = keras.Variable([1.0], dtype="float16")
     optimizer = ms.keras.low_precision(keras.optimizers.Adam(1e-3), rounding)
     for _ in range(20):
@@ -238,8 +238,8 @@ def test_small_gradients_in_float16_do_not_run_away(rounding: str) -> None:
     assert {v.dtype for v in optimizer.variables if v.shape == (1,)} == {"bfloat16"}
 
 
-#: What is fitted in the fast suite: optimizers whose slots are of different kinds. All of them are
-#: stepped above.
+#: Fits in the fast suite: optimizers whose slots are of different kinds. The tests above step all
+#: of them.
 FITS = {
     ("SGD", "bfloat16"),
     ("Adam", "float16"),
@@ -360,7 +360,7 @@ def test_what_is_excluded_from_weight_decay_stays_excluded(by: str) -> None:
 
 @needs_keras("optimizers.Muon")
 def test_muon_decays_by_two_rates() -> None:
-    """One for matrices, one for what Adam updates."""
+    """One rate is for matrices, the other for the variables that Adam updates."""
     weights = [keras.Variable(np.ones(n), dtype="bfloat16") for n in ([2, 2], [2])]
     optimizer = keras.optimizers.Muon(0.5, weight_decay=0.5, adam_weight_decay=None)
     zeros = [tf.zeros(w.shape, tf.bfloat16) for w in weights]
@@ -369,7 +369,7 @@ def test_muon_decays_by_two_rates() -> None:
 
 
 class Doubling(keras.optimizers.SGD):
-    """As users write them, without a config."""
+    """An optimizer as users write it, without a config."""
 
     def __init__(self, learning_rate: float = 0.1, factor: Any = 2.0, **kwargs: Any) -> None:
         super().__init__(learning_rate, **kwargs)
@@ -377,14 +377,14 @@ class Doubling(keras.optimizers.SGD):
 
 
 class Tripling(Doubling):
-    """With one."""
+    """The same with a config."""
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "factor": self.factor}
 
 
 class Needing(keras.optimizers.SGD):
-    """Cannot be made from a config."""
+    """An optimizer that cannot be made from a config."""
 
     def __init__(self, needed: Any) -> None:
         super().__init__(0.1)
@@ -401,7 +401,7 @@ class Warmup(keras.optimizers.schedules.LearningRateSchedule):
 def test_attributes_that_a_config_has_are_taken_over(factor: Any) -> None:
     np.testing.assert_equal(ms.keras.low_precision(Tripling(factor=factor)).factor, factor)
     assert ms.keras.low_precision(Doubling()).factor == 2
-    with pytest.raises(ArgumentError, match=r"factor=.*put it into the get_config\(\) of Doubling"):
+    with pytest.raises(ArgumentError, match=r"factor=.*add it to the get_config\(\) of Doubling"):
         ms.keras.low_precision(Doubling(factor=factor))
 
 
@@ -412,8 +412,8 @@ def test_the_number_of_the_step_is_taken_over() -> None:
 
 
 def test_neighboring_seeds_share_no_numbers() -> None:
-    """Seed, variable and row were added up: the second variable drew what the first does with the
-    next seed."""
+    """Seed, variable and row were once added. The second variable drew the numbers that the first
+    one draws with the next seed."""
 
     def trained(seed: int) -> list[np.ndarray]:
         weights = [keras.Variable(np.ones([200]), dtype="bfloat16") for _ in range(3)]
@@ -425,7 +425,7 @@ def test_neighboring_seeds_share_no_numbers() -> None:
 
     found = [w for seed in (0, 1, 2**40) for w in trained(seed)]
     assert len({w.tobytes() for w in found}) == 9
-    # Decay and update are rounded by numbers of their own: else, both go down at once.
+    # Decay and update are rounded by numbers of their own; otherwise, both go down at once.
     assert len(np.unique(found[0])) == 3
     numbers = {number_of(seed, k, row) for seed in range(9) for k in range(9) for row in range(9)}
     assert len(numbers) == 9**3
@@ -459,7 +459,7 @@ def test_gradients_of_few_rows() -> None:
 def test_rows_that_come_a_thousand_times_are_added_up_in_32_bits(
     monkeypatch: pytest.MonkeyPatch, elements: int
 ) -> None:
-    """In bfloat16, 256 and one are 256."""
+    """In bfloat16, the sum of 256 and 1 is 256."""
     monkeypatch.setattr("memsaving_gradients.training.precision.runs.ELEMENTS", elements)
     weights = keras.Variable(np.zeros([10, 4]), dtype="bfloat16")
     optimizer = ms.keras.low_precision(keras.optimizers.SGD(1.0), "nearest")
@@ -483,7 +483,7 @@ CLIPS: list[dict[str, float]] = [
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("clip", CLIPS)
 def test_gradients_are_clipped_as_in_32_bits(clip: dict[str, Any], sparse: bool) -> None:
-    """In float16, the norm of these is infinite."""
+    """In float16, the norm of these gradients is infinite."""
     rows = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float16) * 200
     places, shape = tf.constant([0, 3, 4, 5, 6, 7, 2, 9]), tf.constant([10, 4])
 
@@ -501,7 +501,7 @@ def test_gradients_are_clipped_as_in_32_bits(clip: dict[str, Any], sparse: bool)
         return [np.asarray(tf.cast(w.value, tf.float32)) for w in weights]
 
     wanted = moved(lambda optimizer: optimizer, ("float32", "float32"))
-    # The second one is updated as ever.
+    # The second weight, of float32, is updated as usual.
     found = moved(
         lambda optimizer: ms.keras.low_precision(optimizer, "nearest"), ("float16", "float32")
     )
@@ -573,8 +573,7 @@ def test_skipped_steps_are_reported(policy: str) -> None:
 def test_skipped_steps_are_counted_one_by_one(
     policy: str, steps: tuple[int | None, int, int], overflows: int
 ) -> None:
-    """Steps of which some are one update, steps that are run together, and data of unknown
-    length."""
+    """Some steps share one update, some run together, and data may have an unknown length."""
     accumulated, together, batches = steps
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
     inner = keras.optimizers.SGD(1e-4, gradient_accumulation_steps=accumulated)
@@ -606,7 +605,7 @@ def test_casts_of_weights_are_recomputed(policy: str) -> None:
 
     (plan,) = ms.plans(step.get_concrete_function(tf.TensorSpec([8, 512])))
     casts = [d for d in plan.decisions if "Cast" in d.tensor and d.bytes == 2 * 512 * 512]
-    # Those of the last layers are read before there is a peak to lower.
+    # The casts of the last layers are read before there is a peak to lower.
     assert [d.fate for d in casts][:2] == ["recompute"] * 2
 
 
@@ -620,15 +619,15 @@ def seeded(seed: Any) -> Any:
         (lambda: ms.keras.low_precision("adam", "up"), "rounding='up'"),
         (
             lambda: ms.keras.low_precision(keras.optimizers.SGD(use_ema=True)),
-            "use_ema=True: excludes",
+            "use_ema=True: cannot be combined",
         ),
         (
             lambda: ms.keras.low_precision(keras.optimizers.RMSprop(centered=True)),
-            "centered=True: excludes",
+            "centered=True: cannot be combined",
         ),
         (
             lambda: ms.keras.low_precision(keras.optimizers.SGD(gradient_accumulation_steps=2)),
-            "gradient_accumulation_steps=2: excludes",
+            "gradient_accumulation_steps=2: cannot be combined",
         ),
         (
             lambda: ms.keras.low_precision(
@@ -647,14 +646,14 @@ def seeded(seed: Any) -> Any:
         ),
         (
             lambda: ms.keras.low_precision(ms.keras.low_precision("sgd")),
-            "optimizer='(sgd.*|SGD)': is of low precision already",
+            "optimizer='(sgd.*|SGD)': has low precision already",
         ),
         (lambda: seeded(None), "seed=None: give an int"),
         (lambda: seeded("a"), "seed='a': give an int"),
         (lambda: seeded(1.5), "seed=1.5: give an int"),
-        (lambda: ms.keras.low_precision("adamm"), "optimizer='adamm': is no Keras optimizer"),
-        (lambda: ms.keras.low_precision(None), "optimizer=None: is no Keras optimizer"),
-        (lambda: ms.keras.low_precision(keras.optimizers.Adam), "is no Keras optimizer; give one"),
+        (lambda: ms.keras.low_precision("adamm"), "optimizer='adamm': is not a Keras optimizer"),
+        (lambda: ms.keras.low_precision(None), "optimizer=None: is not a Keras optimizer"),
+        (lambda: ms.keras.low_precision(keras.optimizers.Adam), "is not a Keras optimizer; give"),
         (
             lambda: ms.keras.low_precision(Needing(1)),
             "got an unexpected .*give Needing a get_config",

@@ -41,7 +41,7 @@ def batch(kind: str = "conv", rows: int = 32) -> tuple[Any, Any]:
     draw = np.random.default_rng(0)
     shape = (24,) if kind == "dense" else (12, 12, 3)
     x, y = draw.standard_normal((rows, *shape)), draw.integers(0, 5, rows)
-    # Something to learn: what is drawn beside it hides it in part.
+    # The labels can be learned from these features; the random numbers hide them in part.
     x[..., 0] += y.reshape(-1, *[1] * (len(shape) - 1)) - 2
     return x.astype(np.float32), y
 
@@ -146,7 +146,7 @@ def test_bytes_held_at_70_percent(optimizer: Any, kind: str) -> None:
 
 
 def _wider(layer: Any) -> dict[str, Any]:
-    """Biases and normalizations, which stay, take little of wide networks."""
+    """Return options of a wider layer, so that biases and normalizations take little memory."""
     return {k: 8 * getattr(layer, k) for k in ("units", "filters") if hasattr(layer, k)}
 
 
@@ -171,7 +171,7 @@ def test_slots_move_with_their_weights() -> None:
     store = sparse.store
     slots = slots_of(sparse.optimizer, store.values)
     assert len(slots) == 2
-    # Each slot says which weight it belongs to; new ones are zero in both.
+    # The slots' values show which weights they belong to; the slots of new weights are zero.
     for slot in slots:
         slot.assign(3 * store.values)
     moving = ms.keras.Reparameterize(moved=0.1, threshold=0.05)
@@ -262,12 +262,12 @@ def test_penalties_of_kernels_count_the_weights_there_are() -> None:
         ({"sparsity": "0.7"}, "sparsity='0.7'"),
         (
             {"layers": ["group_normalization"]},
-            "no layer of that name can be sparse; those that can are 'conv_0'",
+            "no layer of that name can be sparse; layers that can be: 'conv_0'",
         ),
         ({"layers": "conv_0"}, "give a list of names"),
         ({"dense": ["nothing"]}, "dense='nothing'"),
         ({"dense": ["conv_0", "conv_1", "conv_2"]}, "has no layer to make sparse"),
-        ({"model": 3}, "model=3: is no functional or sequential"),
+        ({"model": 3}, "model=3: is not a functional or sequential"),
     ],
 )
 def test_bad_input(arguments: dict[str, Any], problem: str) -> None:
@@ -281,14 +281,14 @@ def test_other_bad_input() -> None:
     with pytest.raises(ArgumentError, match="kernels with constraints cannot be sparse"):
         ms.keras.sparsify(keras.Sequential([keras.Input([4]), constrained]), 0.5)
     sparse = ms.keras.sparsify(network(), 0.7)
-    # Keras says where an error happened in one of its own.
+    # Keras may wrap the error in one of its own that says where it happened.
     with pytest.raises((ArgumentError, RuntimeError), match="belong to a sparse model; train that"):
         sparse.inner(batch()[0], training=True)
-    with pytest.raises(ArgumentError, match="is not sparse; train what sparsify returns"):
+    with pytest.raises(ArgumentError, match="is not sparse; train the model that sparsify returns"):
         compiled(network("dense")).fit(
             *batch("dense"), verbose=0, callbacks=[ms.keras.Reparameterize()]
         )
-    # Keras knows, and trains without XLA; others are told.
+    # Keras knows this, and trains without XLA; other code gets an error.
     step = tf.function(lambda x: sparse(x), jit_compile=True)
     with pytest.raises(
         (ArgumentError, RuntimeError), match="compile the model with jit_compile=False"
@@ -338,7 +338,7 @@ def test_a_rewiring(given: Any, threshold: float, wanted: int, seed: int) -> Non
     gone = set(range(len(values))) - kept
     assert len(gone) == found.pruned
     assert all(abs(float(values[k])) < threshold for k in gone)
-    # Of what is below the threshold, only the largest of a layer may stay, if nothing else does.
+    # Of the values below the threshold, only a layer's largest may stay, if it has no other.
     assert sum(abs(float(values[k])) < threshold for k in kept) <= len(masks)
     if found.pruned < 0.9 * wanted:
         assert found.threshold == 2 * threshold

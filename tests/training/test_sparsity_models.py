@@ -1,4 +1,4 @@
-"""Sparse models of models of all kinds: what stays as it was, what is saved, what is refused."""
+"""Sparse versions of many kinds of models: what stays the same, what is saved, what is refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def moving(**options: Any) -> Any:
 
 
 def pair(**options: Any) -> tuple[Any, Any]:
-    """Two sparse models whose weights and places differ."""
+    """Return two sparse models whose weights and places differ."""
     made = []
     for seed in range(2):
         keras.utils.set_random_seed(seed)
@@ -55,12 +55,12 @@ def dense_kernels(sparse: Any) -> list[np.ndarray[Any, Any]]:
     return [sparse.store.kernel(k, "float32").numpy() for k in range(len(sparse.store.shapes))]
 
 
-# ---------------------------------------------------------------- what stays
+# ---------------------------------------------------------------- parts that stay
 
 
 @keras.saving.register_keras_serializable("test_sparsity")
 class TwoScales(layers.Layer):
-    """Variables that Keras names."""
+    """A layer whose variables get their names from Keras."""
 
     def build(self, shape: Any) -> None:
         self.one, self.two = (self.add_weight((shape[-1],), "ones") for _ in range(2))
@@ -110,7 +110,7 @@ def test_equal_names_are_no_matter() -> None:
 def test_a_compiled_model_leaves_no_slots_behind() -> None:
     plain = compiled(chain(dense(), dense()))
     fitted(plain)
-    # Models that were not compiled have no such attribute in Keras 3.3.
+    # In Keras 3.3, models that were not compiled have no such attribute.
     assert getattr(ms.keras.sparsify(plain, 0.5).inner, "optimizer", None) is None
     assert plain.compiled and plain.optimizer is not None
 
@@ -137,7 +137,7 @@ def test_frozen_layers_stay_as_they_are(as_a_whole: bool) -> None:
 def test_frozen_layers_cannot_be_named() -> None:
     plain = chain(dense(8, name="still"), dense(4, name="moving"))
     plain.layers[0].trainable = False
-    with pytest.raises(ArgumentError, match="'still': is frozen, and stays dense.*are 'moving'"):
+    with pytest.raises(ArgumentError, match="'still': is frozen, and stays dense.*: 'moving'"):
         ms.keras.sparsify(plain, 0.5, layers=["still"])
     plain.trainable = False
     with pytest.raises(ArgumentError, match="no layer to make sparse.*'still' is frozen"):
@@ -206,7 +206,7 @@ def test_penalties_are_those_of_dense_kernels_once(kind: str) -> None:
 
 @keras.saving.register_keras_serializable("test_sparsity")
 class Doubled(keras.Model):
-    """Trains in its own way."""
+    """A model with its own training step."""
 
     def train_step(self, data: Any) -> Any:
         x, y = data

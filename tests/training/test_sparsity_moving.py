@@ -170,7 +170,7 @@ def test_models_that_do_not_fit() -> None:
         (chain(dense()), None, "is not sparse"),
         (3, None, "is not sparse"),
         (chain(keras.Sequential([sparse]), dense(8), other), None, "has 2 sparse models"),
-        (sparse, "adam", "optimizer='adam': give one of Keras"),
+        (sparse, "adam", "optimizer='adam': give a Keras optimizer"),
         (sparse, keras.optimizers.Adam(), "with slots: optimizer.build"),
     ):
         with pytest.raises(ArgumentError, match=problem):

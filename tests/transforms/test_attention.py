@@ -48,7 +48,7 @@ def inputs_of(queries=13, keys=11, dtype=tf.float32):
 
 
 def same(options, inputs=None, block=4, plain=None, *, order=1, how=tf.function, tolerance=1e-5):
-    """Ours and the formula give the same, differentiated once or twice."""
+    """Check that ours and the formula give the same, differentiated once or twice."""
     inputs = inputs_of() if inputs is None else inputs
     names = ["bias"] if len(inputs) > 3 else []
 
@@ -290,7 +290,7 @@ def test_jacobians(ours, how):
 
 
 def kept_by(seed, rate, queries, keys, block):
-    """What weights are not dropped, put together block by block."""
+    """Return which weights are not dropped, put together block by block."""
     grid = Grid(
         Options(dropout=rate),
         BlockedAxis.of(queries, block),
@@ -489,8 +489,8 @@ def test_causal_attention_computes_half_of_the_blocks():
 
 
 def peaks():
-    """In a process of its own: peaks of steps, plain and ours, of 2048 positions, and of 256 with
-    additive attention."""
+    """Return the peaks of steps, plain and ours, of 2048 positions, and of 256 with additive
+    attention (in a fresh process)."""
     functions = {
         "plain": dot_product,
         "ours": dot_product_attention,
@@ -561,9 +561,9 @@ def test_bad_arguments(function, argument, options, value, way_out):
     [
         (dot_product_attention, "bias", {"bias": np.zeros([3, 4, 4])}, "(3, 4, 4)", "tf.newaxis"),
         (dot_product_attention, "bias", {"bias": tf.zeros([4], tf.int32)}, "int32", "cast it"),
-        (dot_product_attention, "bias", {"bias": "a"}, "a", "no tensor"),
+        (dot_product_attention, "bias", {"bias": "a"}, "a", "to a tensor"),
         (dot_product_attention, "causal", {"causal": 1}, "1", "True or False"),
-        (dot_product_attention, "scale", {"scale": "x"}, "x", "no number"),
+        (dot_product_attention, "scale", {"scale": "x"}, "x", "not a number"),
         (dot_product_attention, "scale", {"scale": [1.0, 2.0]}, "[1.0, 2.0]", "one number"),
         (additive_attention, "scale", {"scale": np.zeros(3)}, "(3,)", "each of 8"),
         (additive_attention, "query", {"query": X[0]}, "(4, 8)", "reshape"),

@@ -1,4 +1,4 @@
-"""Attention that stock layers and handwritten code compute, found and computed in blocks."""
+"""Attention in stock layers and handwritten code, found and computed in blocks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def loss_of(output):
 
 
 def stepped(function, variables=(), *, differentiate=None, compiled=False, signature=None):
-    """A function that gives the output and the gradients of a loss; plain without
+    """Return a function of the output and the gradients of a loss; plain without
     ``differentiate``."""
 
     @tf.function(autograph=False, jit_compile=compiled, input_signature=signature)
@@ -67,13 +67,13 @@ def in_blocks(*args, **options):
 
 
 def found_by(step):
-    """How many attentions are computed in blocks, by the last plan; and why others are not."""
+    """Return how many attentions the last plan has in blocks, and why others are not."""
     plan = ms.plans(step)[-1]
     return len(plan.attention), dict(plan.attention_kept)
 
 
 def same(function, *inputs, tolerance=1e-5, finds=1, compiled=False, signature=None, **options):
-    """Plain and in blocks the same; gives the function in blocks."""
+    """Check that plain and in blocks the results are the same; return the function in blocks."""
     plain = stepped(function, compiled=compiled, signature=signature)
     ours = stepped(
         function,
@@ -87,7 +87,7 @@ def same(function, *inputs, tolerance=1e-5, finds=1, compiled=False, signature=N
 
 
 def blocks_in(step, *inputs):
-    """How many softmax ops of the traced function nothing reads any more, of all."""
+    """Return how many softmax ops of the traced function no live op reads."""
     graph = step.get_concrete_function(*inputs).graph
     softmaxes = [op for op in graph.get_operations() if op.type == "Softmax"]
     live = ancestors(graph.outputs)
@@ -135,7 +135,7 @@ def transposed(query, key, value):
 
 
 def turned_around(query, key, value):
-    """Keys times queries, turned afterwards by the product itself."""
+    """Multiply keys by queries; the last product reads the weights transposed."""
     scores = tf.einsum("bhkd,bhqd->bhqk", key, query)
     return tf.einsum("bhkd,bhqk->bhdq", value, tf.nn.softmax(scores))
 
@@ -195,8 +195,8 @@ MASKS = {
 def test_masks(kind, way):
     mask = tf.constant(numbers(kind, *MASKS[kind]) > 0.2)
     if kind == "pairs":
-        # A query that sees nothing: the plain softmax is of equal numbers, or of ones that rounding
-        # made of -1e9.
+        # These queries see no key: their plain softmax is over equal numbers, or over ones that
+        # rounding made equal to -1e9.
         mask = tf.concat([tf.zeros([3, 70], tf.bool), mask[3:]], 0)
 
     def function(query, key, value, mask):
@@ -230,7 +230,7 @@ def test_positions():
 
 
 def pairs_in(graph, length):
-    """Live tensors with two long axes."""
+    """Return the names of live tensors with two long axes."""
     return [
         t.name
         for op in ancestors(graph.outputs)
@@ -273,7 +273,7 @@ def masked(query, key, value, mask):
 
 @functools.cache
 def of_any_length(differentiate):
-    """A function, traced once for all lengths."""
+    """Return a function that is traced once for all lengths."""
     signature = [tf.TensorSpec([None, 3, None, 8]) for _ in range(3)]
     signature.append(tf.TensorSpec([None] * 4, tf.bool))
     return stepped(masked, differentiate=differentiate, signature=signature)
@@ -332,7 +332,7 @@ def test_any_length_and_mask(queries, keys, scale, kind, chance):
 
 
 def stock(kind, **options):
-    """A stock layer, built, and as a function of one tensor."""
+    """Return a built stock layer, and a function that calls it with one tensor."""
     keras.utils.set_random_seed(1)
     if kind == "multi":
         layer = keras.layers.MultiHeadAttention(3, 8, **options)
@@ -371,7 +371,7 @@ def test_stock_layers(kind, causal, masked, compiled):
 
 @pytest.mark.parametrize("batch", [2, None])
 def test_masked_queries_and_keys(batch):
-    """Queries of padding see nothing at all."""
+    """Queries of padding see no key at all."""
     layer, call = stock("multi")
     spec = [tf.TensorSpec([batch, LONG, 12]), tf.TensorSpec([batch, LONG], tf.bool)]
 
@@ -493,7 +493,7 @@ def test_what_is_causal(graph):
     assert not is_causal(elementwise(scores * 2.0))
 
 
-# --- what is kept, and why
+# --- attention that is kept, and why
 
 
 def dropped(query, key, value):
@@ -535,11 +535,11 @@ def one_query(query, key, value):
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (dropped, "changed before they meet the values"),
+        (dropped, "changed before they multiply the values"),
         (biased, "a bias or scale that is trained"),
         (scaled, "a bias or scale that is trained"),
         (deeply_biased, "a bias or scale that is trained"),
-        (watched, "reads 'Softmax:0' besides"),
+        (watched, "also reads 'Softmax:0'"),
         (two_products, "more than one product"),
         (one_query, "one query"),
     ],
@@ -582,7 +582,7 @@ def test_scores_that_are_asked_for(graph):
     scores = tf.matmul(tf.tanh(q), tf.tanh(k), transpose_b=True)
     output = tf.matmul(tf.nn.softmax(scores), v)
     in_blocks(loss_of(output), [q, scores], checkpoints="speed")
-    assert "besides those of queries" in dict(ms.plans(graph)[-1].attention_kept)["Softmax"]
+    assert "in addition to those of queries" in dict(ms.plans(graph)[-1].attention_kept)["Softmax"]
     in_blocks(loss_of(output), [q], checkpoints=[scores])
     assert "asked for" in dict(ms.plans(graph)[-1].attention_kept)["Softmax"]
 
@@ -609,8 +609,8 @@ def twice(function, inputs, differentiate):
 
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 def test_values_of_first_gradients(graph):
-    """Weights are read by what is differentiated, and by an earlier gradient of it: both lead to
-    the same products."""
+    """The differentiated loss and an earlier gradient read the weights; both lead to the same
+    products."""
     shape = [2, LONG, 8]
     q, k, v, up = (tf.compat.v1.placeholder(tf.float32, shape) for _ in range(4))
     output = by_hand(q, k, v)
@@ -624,7 +624,7 @@ def test_values_of_first_gradients(graph):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
 
 
-# The outer gradients differentiate plain attention, of which there is nothing to save.
+# The outer gradients differentiate plain attention, where nothing can be saved.
 @pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.NothingSavedWarning")
 def test_second_order():
     inputs = tensors((2, LONG, 8), (2, 70, 8), (2, 70, 8))
@@ -669,7 +669,7 @@ def test_two_calls():
     assert blocks_in(ours, *inputs) == 1
 
 
-# --- with everything else
+# --- with other features
 
 
 def deep(*inputs):
@@ -694,7 +694,7 @@ def test_plans(options):
 
 
 def test_a_budget_that_cannot_be_kept(graph):
-    """The graph is left as it was, and can be differentiated in another way."""
+    """The graph stays as it was, and can be differentiated in another way."""
     x = tf.compat.v1.placeholder(tf.float32, [2, LONG, 16])
     loss = loss_of(deep(x))
     before = [(op, list(op.inputs)) for op in graph.get_operations()]
@@ -734,7 +734,7 @@ def test_saved_plan(tmp_path):
 
 
 def test_a_plan_that_only_has_attention():
-    """What plain training takes is what it takes as TensorFlow built it."""
+    """The figures of plain training count the attention that TensorFlow built."""
     step = stepped(by_hand, differentiate=in_blocks)
     inputs = tensors(*[(2, 4, 600, 8)] * 3)
     step(*inputs)
@@ -779,7 +779,7 @@ def test_axes_of_products(graph):
 
 
 def peaks():
-    """In a process of its own: peaks of a step of Keras' layer, plain and in blocks."""
+    """Return the peaks of a step of Keras' layer, plain and in blocks (in a fresh process)."""
     keras.utils.set_random_seed(0)
     layer = keras.layers.MultiHeadAttention(8, 16)
     x = one(1, 1024, 64)

@@ -1,5 +1,4 @@
-"""Keras layers with attention in blocks: weights, masks, results and gradients are those of Keras'
-own."""
+"""Keras layers with attention in blocks: weights, masks, results and gradients are Keras' own."""
 
 from __future__ import annotations
 
@@ -34,14 +33,14 @@ def data():
 
 
 def masks():
-    """Of queries and of values; the last example has no value to see."""
+    """Return masks of queries and of values; the last example has no value to see."""
     queries, values = numbers("mq", 2, QUERIES) > 0, numbers("mv", 2, KEYS) > 0
     values[1] = False
     return queries, values
 
 
 def pair(name, *args, block=3, **options):
-    """Our layer and Keras' with the same weights."""
+    """Return our layer and Keras' layer with the same weights."""
     layers = (
         getattr(ours, name)(*args, block=block, **options),
         getattr(plain, name)(*args, **options),
@@ -60,7 +59,7 @@ def pair(name, *args, block=3, **options):
 
 
 def trained(layer, call):
-    """Output, and the gradients for inputs and weights."""
+    """Return the output, and the gradients for inputs and weights."""
     inputs = [tf.constant(x) for x in data()]
 
     @tf.function(autograph=False)
@@ -78,8 +77,8 @@ def trained(layer, call):
 
 def same(layers, call, tolerance=1e-5):
     found, expected = (trained(layer, call) for layer in layers)
-    # The bias of keys shifts all scores of a query alike: its gradient is zero but for rounding,
-    # which is that of larger terms.
+    # The bias of keys shifts all scores of a query alike. Its gradient is zero, except for the
+    # rounding of larger terms.
     least = max(float(tf.reduce_max(abs(tf.cast(x, tf.float32)))) for x in expected)
     assert_close(found, expected, tolerance, least=least)
     assert [x.dtype for x in found] == [x.dtype for x in expected]
@@ -94,7 +93,7 @@ HEADS = [
     {"use_gate": True, "sliding_window": 3},
     {"dropout": 0.4},
 ]
-# Older versions of Keras take fewer.
+# Older versions of Keras take fewer options.
 HEADS = [options for options in HEADS if all(takes(plain.MultiHeadAttention, o) for o in options)]
 
 
@@ -113,8 +112,8 @@ def test_heads(options, causal):
 def test_heads_with_attention_mask(shape, dropout):
     mask = (numbers("mask", *shape) > 0.8).astype("int32")
     if KERAS < (3, 13):
-        # A mask is added to scores there: where it leaves nothing, their rounding says what a query
-        # gets.
+        # Older versions add the mask to scores. If it leaves no key, the rounding of scores decides
+        # what a query gets.
         mask[..., 0] = 1
     layers = pair("MultiHeadAttention", 2, 4, dropout=dropout)
     same(layers, lambda layer, q, v: layer(q, v, attention_mask=mask))
@@ -173,7 +172,7 @@ def test_dropout_is_drawn_once_for_a_call(name):
 
     def made():
         if not seed:
-            # What layers without a seed draw from.
+            # Layers without a seed draw from this one.
             keras.utils.set_random_seed(3)
         layer = getattr(ours, name)(*args, dropout=0.5, block=3, **seed)
         call(layer, False)
@@ -212,7 +211,7 @@ def test_attention_over_several_axes_is_left_to_keras():
         found = layers[0](x, x)
     with warnings.catch_warnings():
         warnings.simplefilter("error", NothingSavedWarning)
-        layers[0](x, x)  # said once
+        layers[0](x, x)  # the warning comes once
     layers[1].build(x.shape, x.shape)
     layers[1].set_weights(layers[0].get_weights())
     assert_close(found, layers[1](x, x))
@@ -222,8 +221,8 @@ def test_attention_over_several_axes_is_left_to_keras():
 
 
 def as_keras_takes_it(values):
-    """A mask of values; Keras' own layers before 3.15, where they are not causal, take it only with
-    an axis for queries."""
+    """Return a mask of values as Keras takes it. Its layers before 3.15, unless they are causal,
+    need an axis for queries in it."""
     return values[:, tf.newaxis] if KERAS < (3, 15) else values
 
 
@@ -245,12 +244,12 @@ def as_keras_takes_it(values):
 def test_one_head(layer, masked, causal):
     name, options = layer
     queries, values = masks()
-    # Where nothing is seen, Keras passes a gradient on to scores that rounding has made equal.
+    # If a query sees no key, Keras passes a gradient to scores that rounding made equal.
     values[1, 0] = True
     mask = {"nothing": None, "values": [None, values], "both": [queries, values]}[masked]
     mask = mask and [None if m is None else tf.constant(m) for m in mask]
     if mask and KERAS < (3, 4):
-        # A list of tensors alone can be a mask there.
+        # There, a mask must be a list of tensors.
         mask = [tf.fill([2, QUERIES], True) if mask[0] is None else mask[0], mask[1]]
     if mask and not causal:
         mask[1] = as_keras_takes_it(mask[1])
@@ -322,7 +321,7 @@ def test_a_model_is_trained_alike():
 
 
 def fitted_blocks(layers, *callbacks, jit=False):
-    """Weights after training."""
+    """Return the weights after training."""
     keras.utils.set_random_seed(1)
     inputs = hidden = keras.Input([64, 16])
     for _ in range(layers):

@@ -1,5 +1,5 @@
-"""Loops that are replayed: gradients are TensorFlow's own for everything that a loop may hold, and
-the replay really happens."""
+"""Loops that are replayed: gradients are TensorFlow's own for all contents of a loop, and the
+replay really happens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def data(**more):
 
 
 def counted(body, steps=24, **options):
-    """A loop of a known number of steps, of one state that is the input."""
+    """Return a builder of a loop with a known number of steps and one state, the input."""
 
     def build(p):
         _, y = tf.while_loop(
@@ -95,7 +95,7 @@ def with_variable(p):
 
 
 def unbounded(p):
-    """A condition that depends on what the loop computes."""
+    """Build a loop whose condition depends on the values that it computes."""
     _, y = tf.while_loop(
         lambda i, h: tf.logical_and(i < 40, tf.reduce_sum(tf.square(h)) > 0.05),
         lambda i, h: (i + 1, 0.9 * layer(p, i, h)),
@@ -145,7 +145,7 @@ def folded(p):
 
 
 def reading_back(p):
-    """Steps read what earlier ones wrote."""
+    """Build a loop whose steps read values that earlier steps wrote."""
     array = tf.TensorArray(tf.float32, size=20, element_shape=[4, 8], clear_after_read=False)
     array = array.write(0, p["x"])
 
@@ -158,7 +158,7 @@ def reading_back(p):
 
 
 def growing(p):
-    """A state whose shape changes from step to step."""
+    """Build a loop with a state whose shape changes from step to step."""
     _, y = tf.while_loop(
         lambda i, _: i < 14,
         lambda i, h: (i + 1, tf.concat([tf.tanh(h), p["x"][:1]], 0)),
@@ -188,7 +188,7 @@ def inside_of_function(p):
 
 
 def chained(p):
-    """One loop reads what another one gives, and both read the same tensor."""
+    """Build a loop that reads another loop's result; both read the same tensor."""
     first = tf.while_loop(lambda i, _: i < 16, lambda i, h: (i + 1, layer(p, i, h)), (0, p["x"]))[1]
     second = tf.while_loop(
         lambda i, _: i < 25, lambda i, h: (i + 1, tf.sin(h) + first), (0, p["x"])
@@ -221,12 +221,12 @@ LOOPS = {
     "in a function": inside_of_function,
     "two": chained,
 }
-#: Of these nothing can be replayed, or it is not worth it.
+#: Nothing in these loops can be replayed, or it is not worth it.
 ALONE = {"one step", "no step"}
 
 
 def assert_replayed_same(build, inputs, kinds, replayed=True, **options):
-    """Gradients with loops replayed are TensorFlow's own, to the last bit."""
+    """Check that gradients with loops replayed are TensorFlow's own, to the last bit."""
 
     def program(gradients, p, _):
         net = build(p)
@@ -247,8 +247,8 @@ def assert_replayed_same(build, inputs, kinds, replayed=True, **options):
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_gradients_of_replayed_loops_are_those_of_tensorflow(name):
-    # TensorFlow itself fails in sessions: outside of functions it takes the first step's shape for
-    # all.
+    # In sessions TensorFlow itself fails: outside of functions it takes the first step's shape for
+    # all steps.
     kinds = ["function"] if name == "growing" else RUNNERS
     inputs = data(xs=numbers("xs", 30, 4, 8))
     inside = name in ALONE or name.startswith("in a")
@@ -281,7 +281,7 @@ def test_few_large_steps_are_replayed(steps, loops):
 
 @pytest.mark.parametrize("steps", [0, 1, 11, 12, 13, 40])
 def test_number_of_steps_that_was_told(steps):
-    """Fewer steps than 12 and more have the same gradients as TensorFlow's."""
+    """Gradients are TensorFlow's also for fewer steps than the given 12, and for more."""
 
     def build(p):
         _, y = tf.while_loop(
@@ -308,7 +308,7 @@ def test_random_numbers_are_drawn_once():
 
 
 def kernels_run(way, steps):
-    """How many ``Tanh`` the optimized graph has, and how many are run."""
+    """Return how many ``Tanh`` the optimized graph has, and how many run."""
     v1 = tf.compat.v1
     arrays = data().arrays
     traced = v1.RunMetadata()
@@ -331,7 +331,7 @@ def kernels_run(way, steps):
 def test_steps_run_again_in_the_optimized_graph():
     assert kernels_run("keep", 64) == (1, 64)
     assert kernels_run("segments", 64) == (2, 2 * 64)
-    # Treeverse: three times more at most.
+    # Treeverse runs each step at most three times more.
     kernels, runs = kernels_run("treeverse", 64)
     assert kernels == 4 and 3 * 64 < runs <= 4 * 64
 

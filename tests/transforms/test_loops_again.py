@@ -1,5 +1,5 @@
 """A loop that is differentiated more than once: twice, through its gradient, from tapes, before and
-after it was replayed."""
+after its replay."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def results(program):
 
 
 def loops_of(function):
-    """The loops of a function's graph that are replayed."""
+    """Return the loops of a function's graph that are replayed."""
     (concrete,) = function._list_all_concrete_functions()
     return [op for op in concrete.graph.get_operations() if gradient_hook.replay_of(op)]
 
 
 def assert_same(program, replayed=1):
-    """``program(gradients, x, w)`` gives the same bits with our gradients, and so many loops are
-    replayed at the end."""
+    """Check that ``program(gradients, x, w)`` gives the same bits with our gradients, and that
+    ``replayed`` loops are replayed at the end."""
     plain, _ = results(functools.partial(program, tf.gradients))
     for way in one_of(("segments", "treeverse")):
         found, function = results(
@@ -99,7 +99,7 @@ def in_a_loop_in_a_function(x, w):
 
 
 def first_call(gradients, x):
-    """Gradients of loops are noted from the library's first call on."""
+    """Make the library's first call: from then on, it notes the gradients of loops."""
     return gradients(tf.reduce_sum(tf.square(x)), x)
 
 
@@ -139,7 +139,7 @@ def test_ours_after_plain_gradients_of_what_every_step_left():
     def program(gradients, x, w):
         first_call(gradients, x)
         h = looped(x, w)
-        # TensorFlow gives the second one zeros as gradients of what the first one reads.
+        # In the second call, TensorFlow takes zeros as gradients of the first call's lists.
         plain = [tf.gradients(tf.reduce_sum(f(h)), [x, w]) for f in (tf.sin, tf.cos)]
         return [plain, gradients(tf.reduce_sum(tf.square(h)), w)]
 
@@ -183,12 +183,12 @@ def test_gradients_of_gradients_say_that_the_loop_is_kept():
 
 
 CONSTANTS = {
-    # The loop draws numbers, and is waited for: it appends the inner product to a list of which
-    # nothing is computed, and the constant does not pass it.
+    # The loop draws numbers, so other ops wait for it. It appends the inner product to a list that
+    # no op reads, and the constant does not pass the product.
     "product": lambda i, drawn, h: h * tf.cast(i % 5 + 1, tf.float32) * 0.3 * drawn,
-    # Nothing waits for the loop: the list goes, and the constant passes the product.
+    # No op waits for the loop: the list is removed, and the constant passes the product.
     "product, alone": lambda i, drawn, h: h * tf.cast(i % 5 + 1, tf.float32) * 0.3,
-    # Nobody else reads the inner sum: the constant joins the summand whose name comes first.
+    # No other op reads the inner sum: the constant joins the summand whose name comes first.
     "sum": lambda i, drawn, h: (drawn + tf.cos(h)) + 0.3,
     "stopped": lambda i, drawn, h: h + tf.stop_gradient(drawn * tf.cos(h) * 0.3),
     "sum, named otherwise": lambda i, drawn, h: (tf.cos(h, name="zero") + drawn) + 0.3,
@@ -201,7 +201,7 @@ def test_constants_are_folded_as_in_plain_training(kind):
         def body(i, h):
             drawn = None
             if kind != "product, alone":
-                # Kept, and read from a list when steps run again.
+                # The numbers are kept, and read from a list when steps are recomputed.
                 drawn = tf.raw_ops.RandomUniform(shape=X.shape, dtype=tf.float32, seed=1, seed2=1)
             return i + 1, tf.tanh(CONSTANTS[kind](i, drawn, tf.matmul(h, w)))
 

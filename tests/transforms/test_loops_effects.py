@@ -1,5 +1,5 @@
-"""Loops with side effects, and variables that change around them: everything happens once, in
-order, and is read as it was."""
+"""Loops with side effects, and variables that change around them: each effect happens once, in
+order, and steps read the old values."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ pytestmark = [pytest.mark.usefixtures("exact"), pytest.mark.sampled]
 
 v1 = tf.compat.v1
 WAYS = ("segments", "treeverse")
-#: Of tests that are the same with both.
+#: Ways for tests that are the same with both of them.
 EITHER = [WAYS[0], *slow(WAYS[1])]
 STEPS = 24
 X, W, OTHER = numbers("x", 4, 8), numbers("w", 8, 8, scale=0.3), numbers("v", 8, 8, scale=0.5)
 
 
 def looped(x, w, effect=lambda i, h: None, steps=STEPS, **options):
-    """Layers of one weight; one step after the other, or effects would come in an order of their
-    own."""
+    """Return layers of one weight. Steps run one after the other; in parallel, effects would come
+    in another order."""
 
     def body(i, h):
         with tf.control_dependencies([op for op in [effect(i, h)] if op is not None]):
@@ -39,8 +39,8 @@ def looped(x, w, effect=lambda i, h: None, steps=STEPS, **options):
 
 
 def ran(program, gradients, calls=1):
-    """What ``program(gradients)`` makes, a function of x and w, gives when it is called so often;
-    and its plans."""
+    """Return the results of calls of ``program(gradients)``, a function of x and w, and its
+    plans."""
     function = tf.function(program(gradients), autograph=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ms.errors.NothingSavedWarning)
@@ -53,7 +53,7 @@ def replayed(plans):
 
 
 def assert_same(program, calls=1, kept=False):
-    """The same bits with loops replayed; ``kept``: the loop is none that can be."""
+    """Check for the same bits with loops replayed; ``kept``: the loop cannot be replayed."""
     plain, _ = ran(program, tf.gradients, calls)
     for way in one_of(WAYS):
         found, plans = ran(program, functools.partial(ms.gradients, loops=way), calls)
@@ -62,7 +62,7 @@ def assert_same(program, calls=1, kept=False):
 
 
 def of_sum(effect, **options):
-    """Gradients of a loop with an effect."""
+    """Return a program of gradients of a loop with an effect."""
 
     def program(gradients):
         def step(x, w):
@@ -78,8 +78,8 @@ def of_sum(effect, **options):
 
 
 def happened(start, calls=2, **options):
-    """What effects leave behind, plain and with each way: ``start()`` gives an effect, and a
-    function that tells."""
+    """Check that effects leave the same behind, plain and with each way. ``start()`` returns an
+    effect and a function that tells what it left."""
     found, ways = {}, one_of(WAYS)
     for way in ("plain", *ways):
         gradients = tf.gradients if way == "plain" else functools.partial(ms.gradients, loops=way)
@@ -227,7 +227,7 @@ def test_an_effect_whose_value_is_used_happens_once():
 
 @pytest.mark.parametrize("where", ["branch", "inner loop"])
 def test_drawn_numbers_inside_of_what_must_run_once(where):
-    """What comes of an op that must not run again, and that itself is differentiated."""
+    """Such an op must not run again, and is itself differentiated."""
 
     def program(gradients):
         def step(x, w):
@@ -253,8 +253,8 @@ def test_drawn_numbers_inside_of_what_must_run_once(where):
 
     plain, _ = ran(program, tf.gradients)
     for way in one_of(WAYS):
-        # Its intermediate results come in lists and optionals, which cannot be kept: the loop stays
-        # as it is.
+        # The intermediate results of the op are in lists and optionals, which cannot be kept. So
+        # the loop stays as it is.
         found, _ = ran(program, functools.partial(ms.gradients, loops=way))
         assert_identical(found, plain, way)
 
@@ -328,8 +328,8 @@ def test_a_condition_that_reads_a_variable():
 
 
 def taped(read, change):
-    """Gradients from a tape of a loop that reads a variable, which is changed before they are asked
-    for."""
+    """Return a program of a tape's gradients of a loop. The loop reads a variable that changes
+    before they are asked for."""
 
     def program(gradients):
         weight = tf.Variable(W)
@@ -525,7 +525,7 @@ def test_an_inner_loop_reads_a_variable_that_is_assigned_before_gradients_are_as
 
         return step
 
-    # What the inner loop reads would have to be kept inside of it.
+    # Tensors that the inner loop reads would have to be kept inside of it.
     assert_same(program, kept=True)
 
 
@@ -582,7 +582,7 @@ def test_five_steps_with_an_optimizer(name, way):
 
 
 def test_two_steps_in_one_function():
-    """The second loop reads what the first one's gradients made of the variable."""
+    """The second loop reads the variable that the first loop's gradients changed."""
 
     def program(gradients):
         weight = tf.Variable(W)
@@ -605,8 +605,8 @@ def test_two_steps_in_one_function():
 
 
 def in_graph(build, gradients, calls=5, **options):
-    """What ``build(gradients, x, w)`` gives when it runs so often in a session; and the graph's
-    plans."""
+    """Return the results of ``calls`` runs of ``build(gradients, x, w)`` in a session, and the
+    graph's plans."""
     with tf.Graph().as_default() as graph, warnings.catch_warnings():
         warnings.simplefilter("ignore", ms.errors.NothingSavedWarning)
         x = v1.placeholder(tf.float32, [4, 8])
@@ -638,7 +638,7 @@ def test_gradient_descent_in_a_session(way, use_resource):
 @pytest.mark.usefixtures("control_flow_v2")
 @pytest.mark.parametrize("way", EITHER)
 def test_an_assignment_that_waits_for_the_loop_but_not_for_its_gradients(way):
-    """In sessions nothing runs in the order of the program by itself."""
+    """In sessions, ops do not run in the program's order by themselves."""
 
     def build(gradients, x, w):
         v = v1.get_variable("v", initializer=OTHER, use_resource=True)
@@ -759,7 +759,7 @@ def test_a_state_of_unknown_rank():
 
     plain, _ = ran(program, tf.gradients)
     for way in one_of(WAYS):
-        # How many bytes it takes is not known, and a loop is replayed only where that saves some.
+        # The number of its bytes is unknown, and a loop is replayed only if that saves bytes.
         found, _ = ran(program, functools.partial(ms.gradients, loops=way))
         assert_identical(found, plain, way)
 
@@ -780,7 +780,7 @@ VALUES = {
     "ragged": (lambda x: tf.RaggedTensor.from_row_lengths(tf.sin(x), [1, 0, 3]), _ragged),
     "complex": (lambda x: tf.complex(x, tf.sin(x)), _complex),
     "sparse": (lambda x: tf.sparse.from_dense(tf.sin(x)), _sparse),
-    # Of known shape it would save nothing, and be kept.
+    # With a known shape, a replay would save nothing, and the loop would stay.
     "no rows": (
         lambda x: tf.boolean_mask(tf.sin(x), tf.reduce_sum(x, 1) > 1e9),
         lambda i, h, w: tf.tanh(tf.matmul(h, w)),
@@ -838,7 +838,7 @@ def test_a_table_that_is_read():
 
 @pytest.mark.parametrize("inner", ["layer", "loop"])
 def test_gradients_in_the_body(inner):
-    """Steps of a descent, which is differentiated itself."""
+    """The loop takes steps of a descent, and is itself differentiated."""
 
     def program(gradients):
         def step(x, w):

@@ -1,4 +1,4 @@
-"""Keras' recurrent layers, whose loops are replayed: gradients and training are TensorFlow's
+"""Keras' recurrent layers with their loops replayed: gradients and training are TensorFlow's
 own."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::memsaving_gradients.errors.Noth
 WAYS = ("segments", "treeverse")
 BATCH, STEPS, FEATURES, UNITS = 4, 24, 5, 8
 SEQUENCES = numbers("sequences", BATCH, STEPS, FEATURES)
-#: Without oneDNN's, cuDNN's or other kernels for whole sequences: a loop.
+#: Layers become loops without the kernels of oneDNN, cuDNN and others for whole sequences.
 LOOP = {"use_cudnn": False}
 
 
@@ -32,8 +32,7 @@ def _as_it_was():
 
 
 class Noisy(keras.layers.Layer):
-    """A cell that drops out inside of itself, by a layer or by numbers drawn with a seed of its
-    own."""
+    """A cell with dropout inside, by a layer or by numbers drawn with a seed of its own."""
 
     def __init__(self, units, by_layer, **options):
         super().__init__(**options)
@@ -57,7 +56,7 @@ class Noisy(keras.layers.Layer):
 
 
 class Residual(keras.layers.Layer):
-    """A cell with two states of different sizes, one of which the other reads through a branch."""
+    """A cell with two states of different sizes; one of them reads the other through a branch."""
 
     state_size = (UNITS, 3)
     output_size = UNITS
@@ -75,7 +74,7 @@ class Residual(keras.layers.Layer):
 
 
 class Deep(keras.layers.Layer):
-    """A cell of layers: grappler makes one kernel of each one's product, bias and activation."""
+    """A cell of layers; grappler fuses each one's product, bias and activation into one kernel."""
 
     state_size = output_size = UNITS
 
@@ -117,7 +116,7 @@ def around(cell, **options):
     return keras.layers.RNN(cell, **options)
 
 
-#: By name: what makes the layer.
+#: By name, a function that makes the layer.
 LAYERS = {
     "RNN of StackedRNNCells": lambda: around(stacked()),
     "RNN of a cell of layers": lambda: around(Deep(), return_sequences=True),
@@ -126,12 +125,12 @@ LAYERS = {
     "GRU that resets before": lambda: layer("GRU", reset_after=False),
     "penalties": lambda: layer("LSTM", kernel_regularizer="l2", recurrent_constraint="unit_norm"),
 }
-#: What other tests take.
+#: The layers that other tests use.
 ELSEWHERE = {
     **{kind: lambda kind=kind: layer(kind) for kind in ("LSTM", "GRU", "SimpleRNN")},
     "Bidirectional": lambda: keras.layers.Bidirectional(layer("LSTM", return_sequences=True)),
 }
-#: Of which there are the likes above, or in models below.
+#: Layers that are similar to the above, or to parts of the models below.
 OTHER_LAYERS = {
     **{
         f"RNN of {kind}Cell": lambda kind=kind: around(cells(kind))
@@ -159,12 +158,12 @@ OTHER_DRAWING = {
 
 
 def gradients_of(make, calls=1, inputs=SEQUENCES, specs=None, patched=None, **given):
-    """What a layer (or model) gives, its gradients and its state, of several calls; plans; the
-    function."""
+    """Return the results, gradients and state of several calls of a layer (or model), the plans,
+    and the function."""
     keras.utils.set_random_seed(1)
     made = make()
     arrays = tf.nest.map_structure(tf.constant, inputs)
-    # What is made in a call, as states are, must be there before a function is traced.
+    # Variables that a call creates, such as states, must exist before a function is traced.
     made(arrays, training=True, **given)
     keras.utils.set_random_seed(2)
 
@@ -188,7 +187,7 @@ def gradients_of(make, calls=1, inputs=SEQUENCES, specs=None, patched=None, **gi
 
 
 def as_arrays(results):
-    # NumPy has no bfloat16 of its own that compares.
+    # NumPy has no bfloat16 of its own that it could compare.
     def array(t):
         t = tf.convert_to_tensor(t)
         return (tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t).numpy()
@@ -197,7 +196,7 @@ def as_arrays(results):
 
 
 def assert_same(make, loops=1, ways=("segments",), **options):
-    """The same bits with loops replayed, so many of them."""
+    """Check for the same bits with ``loops`` loops replayed."""
     plain, _, _ = gradients_of(make, **options)
     for way in ways:
         found, plans, _ = gradients_of(make, patched=ms.patched(loops=way), **options)
@@ -325,7 +324,7 @@ def test_an_encoder_and_a_decoder_with_attention():
 @pytest.mark.usefixtures("exact")
 @pytest.mark.sampled
 def test_time_first():
-    """`keras.backend.rnn`, as layers call it, but with the steps in front."""
+    """Test `keras.backend.rnn` as layers call it, but with the time axis in front."""
     w = tf.Variable(numbers("w", UNITS, UNITS, scale=0.3))
     x = tf.constant(numbers("first", STEPS, BATCH, UNITS))
 
@@ -357,7 +356,7 @@ def test_time_first():
 
 
 def padded(length=STEPS):
-    """Sequences of several lengths, filled up with zeros."""
+    """Return sequences of several lengths, padded with zeros."""
     found = SEQUENCES[:, :length].copy()
     for row, end in enumerate([length, length - 7, 3, 1]):
         found[row, end:] = 0.0
@@ -503,7 +502,7 @@ def test_kept_loops():
 
 @pytest.mark.usefixtures("exact")
 def test_a_second_layer_inside_of_a_step():
-    """A loop in the body of a loop."""
+    """The body of a loop contains a loop."""
 
     class Outer(keras.layers.Layer):
         state_size = output_size = UNITS
@@ -531,13 +530,13 @@ LABELS = (SEQUENCES.sum((1, 2)) > 0).astype(np.float32)[:, None]
 
 
 def replays(function):
-    """The loops of a function's graphs that are replayed."""
+    """Return the loops of a function's graphs that are replayed."""
     graphs = [concrete.graph for concrete in function._list_all_concrete_functions()]
     return [op for g in graphs for op in g.get_operations() if gradient_hook.replay_of(op)]
 
 
 class Watched(keras.Sequential):
-    """Remembers the graphs that its training step was traced in."""
+    """A model that remembers the graphs in which its training step was traced."""
 
     graphs = ()
 
@@ -549,7 +548,7 @@ class Watched(keras.Sequential):
 
     @property
     def replayed(self):
-        """By graph, how many loops are replayed in it."""
+        """The number of replayed loops in each graph."""
         return [
             sum(gradient_hook.replay_of(op) is not None for op in g.get_operations())
             for g in self.graphs
@@ -623,7 +622,7 @@ def test_fit_is_plain_again_without_the_callback():
     known = len(made.graphs)
     assert known and all(made.replayed)
     fit(made)
-    # Another size of batch is traced anew.
+    # Another batch size leads to a new trace.
     fit(made, batch=2)
     assert len(made.graphs) > known + 1
     assert not any(made.replayed[known:])

@@ -1,5 +1,5 @@
-"""Random loops: gradients with loops replayed are TensorFlow's own, bit for bit; and where states
-are kept, against a scheme written out."""
+"""Random loops: gradients with loops replayed are TensorFlow's own, bit for bit. The kept states
+are compared with a scheme written out."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _many = settings(
 # --- random loops
 
 SHAPE = (4, 8)
-#: Kinds of states: dtype and shape; a list; a counter of another kind.
+#: Kinds of states, with dtype and shape.
 STATES = {
     "float": (tf.float32, SHAPE),
     "small": (tf.float32, (3,)),
@@ -69,7 +69,7 @@ fuel""".split()
 
 @dataclass(frozen=True)
 class Loop:
-    """A random loop: kinds of its states, instructions of its body, what is asked for."""
+    """A random loop: kinds of its states, instructions of its body, its differentiated outputs."""
 
     states: tuple[str, ...]
     body: tuple[tuple[str, int, int], ...]
@@ -119,7 +119,7 @@ def _clipped(h):
 
 @dataclass(frozen=True)
 class Outside:
-    """What a body captures."""
+    """The tensors and the variable that a body captures."""
 
     x: Any
     w: Any
@@ -133,7 +133,7 @@ class Outside:
 
 
 def _instruction(kind, a, b, k, i, out):
-    """A new tensor of two others, of number ``k`` at step ``i``."""
+    """Return a new tensor made of two others, for instruction ``k`` of step ``i``."""
     if kind == "matmul":
         return tf.matmul(a, out.w)
     if kind == "variable":
@@ -196,7 +196,7 @@ def _instruction(kind, a, b, k, i, out):
 
 
 def _seen(kind, state, i):
-    """What a body's instructions read of a state: 4 × 8 numbers."""
+    """Return 4 × 8 numbers of a state, for the instructions of a body to read."""
     if kind == "array":
         return state.read(tf.maximum(i - 1, 0))
     if kind in ("float", "unchanged"):
@@ -210,7 +210,7 @@ def _seen(kind, state, i):
 
 
 def _made(kind, value, old, i):
-    """A state's next value, of 4 × 8 numbers."""
+    """Return a state's next value, made of 4 × 8 numbers."""
     value = tf.tanh(value)
     if kind == "unchanged":
         return old
@@ -240,7 +240,7 @@ def _first(kind, x, most):
 
 
 def _condition(loop, most):
-    """The condition of a loop, the most steps given to it, what the counter grows by."""
+    """Return a loop's condition, its given maximum of steps, and its counter's increment."""
     name, steps = loop.condition, loop.steps
     alive = lambda h: tf.reduce_sum(tf.square(h)) > 0.2  # noqa: E731
     return {
@@ -252,19 +252,19 @@ def _condition(loop, most):
         "run_time_maximum": (lambda i, h: i >= 0, most, 1),
         "value": (lambda i, h: tf.logical_and(i < steps, alive(h)), None, 1),
         "bounded_value": (lambda i, h: alive(h), steps, 1),
-        # Nothing in the graph says that there is an end.
+        # Nothing in the graph says that the loop ends.
         "fuel": (lambda i, h: 1.0 - 0.1 * tf.cast(i, tf.float32) > -0.05 * steps, None, 1),
     }[name]
 
 
 def built(loop, out, most):
-    """What is differentiated: parts of the states that the loop ends with."""
+    """Return the differentiated tensor: parts of the states that the loop ends with."""
     size = 64
 
     def body(i, *states):
         pool = [_seen(kind, s, i) for kind, s in zip(loop.states, states, strict=True)]
         for k, (kind, a, b) in enumerate(loop.body):
-            # The last ones most, so that what a body does is deep.
+            # Mostly the last ones, so that the body is deep.
             one, other = pool[-1 - a % min(len(pool), 3)], pool[b % len(pool)]
             pool.append(_instruction(kind, one, other, k, i, out))
         news = [
@@ -311,7 +311,7 @@ def _inputs():
 
 
 def gradients(loop, **options):
-    """Gradients of a loop, plain without options; plans; the graph."""
+    """Return the gradients of a loop (plain without options), the plans, and the graph."""
     tf.random.set_seed(3)
     variable = _variable()
 
@@ -331,7 +331,7 @@ def gradients(loop, **options):
     with warnings.catch_warnings(), patched:
         warnings.simplefilter("ignore", ms.errors.NothingSavedWarning)
         warnings.simplefilter("ignore", ms.errors.PlanNote)
-        # The least budget that an error names is that of the gradients.
+        # The least budget that an error names is for the gradients alone.
         warnings.simplefilter("ignore", ms.errors.BudgetWarning)
         found = step(*_inputs(), tf.constant(loop.steps))
     (concrete,) = step._list_all_concrete_functions()
@@ -345,8 +345,8 @@ def _array(grad):
 
 
 def _adds_in_any_order(graph):
-    """Whether three addends or more are summed by `AddN`, which begins with one whose buffer is
-    free just then."""
+    """Return whether `AddN` sums three or more addends: it begins with one whose buffer is free at
+    that moment."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     return any(n.op == "AddN" and n.attr["N"].i > 2 for n in nodes)
@@ -367,8 +367,8 @@ def _compare(loop, found, plain, graph, what):
 
 @contextlib.contextmanager
 def always_replayed(leaf):
-    """Loops are replayed also where that saves nothing, in segments of ``leaf`` steps; ``None``: as
-    ever."""
+    """Replay loops even if that saves nothing, in segments of ``leaf`` steps; ``None``: by the
+    usual rules."""
     before = selection.LEAST_SAVED, selection.leaf_for
     if leaf is not None:
         selection.LEAST_SAVED = -1e9
@@ -420,16 +420,16 @@ HANDLES = [
 
 @pytest.mark.parametrize("loop", HANDLES)
 def test_what_reads_a_handle_is_not_held_back_by_it(loop):
-    """TensorFlow orders ops that read one handle when the trace ends: an identity of it would wait
-    for its reader."""
+    """TensorFlow orders ops that read one handle when the trace ends. An identity of the handle
+    would wait for its reader."""
     check(loop)
     check_budget(loop, 0.3)
 
 
 @pytest.mark.parametrize("updates", [(0, 1), (0, 2)])
 def test_a_loop_that_others_wait_for_is_rewritten_as_ever(updates):
-    """What no gradient reads is not kept for those that wait for the loop, or its body would be
-    another one for grappler."""
+    """A value that no gradient reads is not kept for ops that wait for the loop. With a kept value,
+    grappler would see another body."""
     alone = Loop(
         states=("float", "double"),
         body=(("rematerialized", 14, 2), ("step_number", 11, 25)),
@@ -446,7 +446,7 @@ def test_a_loop_that_others_wait_for_is_rewritten_as_ever(updates):
 
 
 def _alone(kind, **more):
-    """A loop whose body is one instruction, and a layer."""
+    """Return a loop whose body has one instruction of ``kind``, and a layer."""
     chosen = {
         "states": ("float", "small"),
         "body": ((kind, 2, 1), ("where", 0, 0), ("layer", 0, 0)),
@@ -494,9 +494,9 @@ def test_each_kind_of_state(kind):
 
 
 def check_budget(loop, budget):
-    """A plan that keeps the budget, as simulated, or an error that names one that can be kept."""
+    """Check a plan that keeps the budget, as simulated, or an error that names a possible one."""
     plain, _, graph = gradients(loop)
-    # The least budget that an error names is in bytes, which are not promised for a guess.
+    # A least budget in bytes is not promised on a guess, so the number of steps is given.
     options = {"planner": "chain", "budget": budget, "loop_steps": max(loop.steps, 1)}
     error = None
     try:
@@ -512,7 +512,7 @@ def check_budget(loop, budget):
 
 
 def test_loops_whose_plans_were_taken_back_run():
-    """No attribute that was noted at a loop of unknown length is left without a value."""
+    """Each attribute that is noted at a loop of unknown length gets a value in the end."""
     states = {"states": ("float", "array", "array"), "updates": (0, 0, 0)}
     ends = {"outputs": (0,), "xs": (0,), "leaf": None, "steps": 30}
     body = {"body": (("element", 0, 0),), "condition": "run_time_maximum"}
@@ -536,7 +536,7 @@ def test_budgets_of_many_random_loops(loop, budget):
 
 
 def cuts(division, steps, bound):
-    """The cut of the whole loop, and of a segment of it at a level."""
+    """Return the cut of the whole loop, and a function that cuts a segment at a level."""
     outer = division.cut(tf.constant(bound))
 
     def inner(first, stop, level):
@@ -546,7 +546,7 @@ def cuts(division, steps, bound):
 
 
 def ends(cut, first, stop):
-    """Where the segments of a range begin and end, going forward."""
+    """Return where the segments of a range begin and end, going forward."""
     found = [first]
     while found[-1] < stop:
         found.append(min(int(cut.after(tf.constant(found[-1]))), stop))
@@ -555,10 +555,10 @@ def ends(cut, first, stop):
 
 
 def check_cut(cut, first, stop):
-    """The segments partition the range, and forwards and backwards they are the same."""
+    """Check that the segments partition the range, and are the same backwards."""
     marks = ends(cut, first, stop)
     for start, end in itertools.pairwise(marks):
-        # Whatever step of a segment is looked at.
+        # The cut is the same for each step of a segment.
         for step in {start, end - 1}:
             assert min(int(cut.after(tf.constant(step))), stop) == end
             assert int(cut.before(tf.constant(step + 1))) == start
@@ -567,12 +567,10 @@ def check_cut(cut, first, stop):
 
 @dataclass
 class Scheme:
-    """A loop of ``steps`` that is run forward and reversed with a division, as an independent
-    reader understands it.
+    """A run of a loop of ``steps``, forward and reversed with a division, by an independent reader.
 
-    Counts how often each step is run again, the most states that are held at once (the first one,
-    which is the loop's input, included), and the longest stretch of steps whose values are held at
-    once.
+    It counts how often each step runs again, and the most states held at once, with the first one,
+    the loop's input. It also counts the longest stretch of steps whose values are held at once.
     """
 
     division: Division
@@ -589,7 +587,7 @@ class Scheme:
         assert self.reversed_from == 0
 
     def _segments(self, marks, level, held):
-        """Reverse segments whose first states are held, besides as many others."""
+        """Reverse segments whose first states are held, together with ``held`` other states."""
         kept = list(marks[:-1])
         self.most_held = max(self.most_held, held + len(kept))
         for start, stop in reversed(list(itertools.pairwise(marks))):
@@ -623,7 +621,7 @@ def test_a_known_number_of_steps(leaf, repeats):
         states = states_for(steps, repeats, leaf)
         assert max(scheme.runs) <= repeats and min(scheme.runs) >= 1
         assert scheme.longest <= leaf
-        # The first one included.
+        # The first state is included.
         assert scheme.most_held <= states + 1
         assert scheme.outermost - 1 <= states
         assert scheme.outermost <= Division(repeats, steps, leaf).most_states
@@ -634,7 +632,7 @@ def test_a_known_number_of_steps(leaf, repeats):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_of_more_steps_than_told(way):
-    # The last segment of those for 15 steps would have an even number of them.
+    # For 15 steps, the last segment would have an even number of steps.
     loop = _alone("matmul", condition="fuel", steps=15)
     plain, _, graph = gradients(loop)
     for told in (15, 7, 3):
@@ -675,8 +673,8 @@ def test_a_loop_that_ends_before_its_bound(steps, more, repeats):
 @given(st.integers(1, 60), st.integers(1, 150), st.integers(1, 3), st.integers(1, 7))
 @settings(_fast, max_examples=examples(300))
 def test_a_number_of_steps_that_was_told(told, steps, repeats, leaf):
-    """States and stretches are those of the number that was told, for fewer steps as well; more
-    steps are reversed, too."""
+    """States and stretches are as for the given number, also for fewer steps; more steps are
+    reversed, too."""
     scheme = Scheme(Division(repeats, None, leaf, told=told), steps, -1)
     assert max(scheme.runs) <= repeats and min(scheme.runs) >= 1
     assert scheme.longest <= leaf
@@ -696,7 +694,7 @@ def test_long_loops_are_divided_without_overflow():
             start = int(cut.before(tf.constant(step + 1)))
             assert 0 <= start <= step
             assert int(cut.before(tf.constant(start + 1))) == start
-    # Without a bound, number c of the segments is c + 1 steps long.
+    # Without a bound, segment number c has c + 1 steps.
     cut = Division(1, None, 1).cut(tf.constant(-1))
     for number in (1, 2, 3, 1000, 32767, 60000):
         first = number * (number + 1) // 2
@@ -706,22 +704,23 @@ def test_long_loops_are_divided_without_overflow():
 
 @functools.cache
 def _longest(states, repeats):
-    """The most steps that any scheme reverses behind a complete forward pass, each run again so
-    often at most, one at a time.
+    """Return the most steps that any scheme reverses after a complete forward pass. Each step runs
+    again at most ``repeats`` times, one step at a time.
 
-    ``states`` may be held besides the first one. The last segment is never crossed to keep a state
-    behind it.
+    ``states`` may be held in addition to the first one. The last segment is never crossed to keep a
+    state behind it.
     """
 
     @functools.cache
     def fresh(states, repeats):
-        """Of a segment of which only the first state is held: cross it, keep states, reverse from
-        its end."""
+        """Return the most steps of a segment with only its first state held: cross it, keep states,
+        reverse from its end."""
         if repeats == 0:
             return 0
         if repeats == 1:
             return 1
-        # The first part is crossed once to keep the state behind it; then each is one by itself.
+        # The first part is crossed once to keep the state behind it. Then each part is reversed by
+        # itself.
         last = fresh(0, repeats - 1) + 1
         return last if states == 0 else fresh(states, repeats - 1) + fresh(states - 1, repeats)
 
@@ -743,8 +742,8 @@ def test_as_many_steps_as_treeverse_promises():
 
 
 def test_no_scheme_needs_two_states_less():
-    """Treeverse crosses the last of the inner segments, too; what skips that reverses as many steps
-    with one state less at best."""
+    """Treeverse crosses the last of the inner segments as well. A scheme without this crossing
+    reverses as many steps with at best one state less."""
     for repeats in range(1, 6):
         for states in range(8):
             best = _longest(states, repeats)

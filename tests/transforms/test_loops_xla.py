@@ -1,5 +1,5 @@
-"""Replayed loops under ``jit_compile=True``: the same gradients to rounding, a replay that XLA
-keeps, and less memory as measured."""
+"""Replayed loops under ``jit_compile=True``: the same gradients to rounding, replays that XLA
+keeps, and less measured memory."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ def saving(way):
 
 
 def assert_near(found, expected):
-    """Within 1e-6 of plain XLA, relative to the largest gradient."""
+    """Check that gradients are within 1e-6 of plain XLA's, relative to the largest gradient."""
     far = 1e-6 * max(np.abs(b).max() for b in expected)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=far)
 
 
 def whiles(step, *args):
-    """The loops that XLA runs."""
+    """Return the number of loops that XLA runs."""
     text = step.experimental_get_compiler_ir(*args)(stage="optimized_hlo")
     return len(re.findall(r" while\(", text))
 
@@ -134,7 +134,7 @@ def replayed(step):
 
 
 def several(cases, fast=None):
-    """Some of the cases in segments, or all; those in several levels take longer to compile."""
+    """Return cases for each way; only ``fast`` in segments are fast, as levels compile slowly."""
     both = [(*case, way) for way in WAYS for case in cases]
     count = len(cases) if fast is None else fast
     return both[:count] + [pytest.param(*case, marks=pytest.mark.slow) for case in both[count:]]
@@ -185,7 +185,7 @@ def test_a_variable_that_is_assigned_before_gradients_are_asked_for():
 @pytest.mark.parametrize("way", ["segments"])
 @pytest.mark.parametrize("kind", ["counted", "value-dependent", "run-time maximum"])
 def test_loops_without_a_bound_that_is_known_are_what_they_are_plain(kind, way):
-    """XLA refuses gradients of some of them, and of no more than that."""
+    """XLA refuses gradients of some of these loops; ours must refuse no others."""
 
     def forward(x, w):
         if kind == "counted":
@@ -225,8 +225,8 @@ def test_a_maximum_known_at_run_time(way):
 
     x, w = tf.constant(numbers("x", 4, WIDTH)), weight()
     plain, ours = step(tf.gradients), step(saving(way))
-    # To XLA it is a number each time; for 0 steps it cannot make the lists of plain gradients
-    # either.
+    # For XLA, the maximum is a number in each call. For 0 steps, it cannot make the lists of plain
+    # gradients either.
     for most in (1, 5, 24):
         expected = [g.numpy() for g in plain(x, w, tf.constant(most))]
         assert_near([g.numpy() for g in ours(x, w, tf.constant(most))], expected)
@@ -296,7 +296,7 @@ LONG, ROWS, UNITS = 256, 64, 64
 
 
 def probe(kind, xla):
-    """The peaks of a step (bytes): plain, and with each way."""
+    """Return the peaks of a step in bytes: plain, and with each way."""
     keras.utils.set_random_seed(0)
     if kind == "while_loop":
         v = tf.Variable(weight(UNITS))

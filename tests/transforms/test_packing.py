@@ -54,7 +54,7 @@ def test_gradients_are_the_same(dynamic):
 def test_masks_take_an_eighth():
     plan = in_session(program, data(), "memory").plans[-1]
     masks = [d for d in plan.decisions if d.reason == "mask, in bits"]
-    assert len(masks) >= 2  # those of the last segment are not lost, so not needed
+    assert len(masks) >= 2  # masks of the last segment are not lost, so not needed
     assert {d.bytes for d in masks} == {32 * 256 // 8}
     assert not any(d.op_type == "GreaterEqual" for d in plan.decisions)
 
@@ -125,24 +125,24 @@ def test_fit_with_dropout():
 
 
 def pyramid(pooled):
-    """Poolings of one tensor with windows of two sizes."""
+    """Return a loss of poolings of one tensor with windows of two sizes."""
     return [tf.reduce_sum(tf.sin(pooled(2)) ** 2) + tf.reduce_sum(tf.exp(pooled(4)))]
 
 
 def twice(pooled):
-    """One pooling that two calls differentiate."""
+    """Return two losses of one pooling, each of which is differentiated by a call."""
     once = pooled(2)
     return [tf.reduce_sum(tf.sin(once)), tf.reduce_sum(tf.exp(once))]
 
 
 def again(pooled):
-    """Two poolings of one tensor with the same windows."""
+    """Return a loss of two poolings of one tensor with the same windows."""
     return [tf.reduce_sum(tf.sin(pooled(2))) + tf.reduce_sum(tf.exp(pooled(2)))]
 
 
 @pytest.mark.parametrize("losses", [pyramid, twice, again])
 def test_several_gradients_of_pooling_read_one_tensor(exact, losses):
-    """Those of equal windows share their winners, and others have their own."""
+    """Gradients with equal windows share their winners; others have their own."""
     filters = [tf.constant(numbers(f"filter {k}", 3, 3, 4, 4)) for k in range(3)]
     images = tf.constant(numbers("images", 4, 16, 16, 4))
 

@@ -1,4 +1,4 @@
-"""What backward reads only a part of, kept in bits: gradients stay what they are, to the last
+"""Values that backward reads only in part, kept in bits: gradients stay the same, to the last
 bit."""
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def both(p, gradients, pool, activate=tf.nn.relu, depth=4):
 
 
 def plans_of(outcomes, mode):
-    """The last plan of each kind that was tried in a mode."""
+    """Return the last plan of each kind that was tried in a mode."""
     return [outcome.plans[-1] for (_, tried), outcome in outcomes.items() if tried == mode]
 
 
 def same(program, inputs):
-    """What `assert_same` gives of the modes; in the fast suite of two, in one kind."""
+    """Return the outcomes of `assert_same`; in the fast suite for two modes, in one kind."""
     modes, kinds = [KEEP, *one_of(MODES[1:])], one_of(("session", "function"))
     return assert_same(program, inputs, modes=modes, kinds=kinds)
 
@@ -114,7 +114,7 @@ def test_other_ways_to_pool(pool):
 
 @pytest.mark.parametrize("value", [0.0, 1.0, *slow(-1.0)])
 def test_ties(value):
-    """Elements that are all the same: the gradient goes to the first one, or is zero."""
+    """If all elements are the same, the gradient goes to the first one, or is zero."""
 
     def program(p, gradients):
         h = tiles(tf.nn.relu(p["x"] * tf.reduce_mean(p.weight("w", 3)) ** 2))
@@ -139,7 +139,7 @@ def test_not_a_number_and_infinity():
 
 
 def test_pooled_and_read_by_others():
-    """The gradient of the rectifier is not that of pooling alone."""
+    """The gradient of the rectifier does not come from pooling alone."""
 
     def program(p, gradients):
         h = tf.nn.relu(convolution(p, p["x"], "w", 16))
@@ -150,8 +150,8 @@ def test_pooled_and_read_by_others():
 
 
 def test_read_in_full_by_somebody():
-    """Where a convolution needs the numbers, signs are packed of those tensors only that may decide
-    the peak."""
+    """If a convolution needs the numbers, signs are packed only for tensors that may decide the
+    peak."""
 
     def program(p, gradients):
         h = p["x"]
@@ -165,7 +165,7 @@ def test_read_in_full_by_somebody():
 
 
 def test_the_filter_goes_first_where_that_lets_go_of_much():
-    """Of the first layers' input, its gradient and that of their output only two are alive
+    """Of the first layers' input, its gradient and the gradient of their output, only two are alive
     together."""
 
     def program(p, gradients):
@@ -184,7 +184,7 @@ def test_the_filter_goes_first_where_that_lets_go_of_much():
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_rectified_and_dropped(dynamic):
-    """The product behind dropout reads what is dropped, not what was rectified."""
+    """The product behind dropout reads the dropped values, not the rectified ones."""
 
     def program(p, gradients):
         h = p["x"]

@@ -1,4 +1,4 @@
-"""From a memory to the settings that fit a training into it."""
+"""Settings that fit a training into the memory of a device."""
 
 from memsaving_gradients.analysis.fitting.search import fit_to as fit_to
 

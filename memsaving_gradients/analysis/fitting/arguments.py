@@ -1,4 +1,4 @@
-"""The arguments of `fit_to`, checked."""
+"""Checks of the arguments of `fit_to`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from memsaving_gradients._keras import layers_of
 from memsaving_gradients.analysis.fitting.variants import MAY
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError
 
@@ -14,25 +15,29 @@ __all__ = ["checked_batch", "checked_may", "checked_model"]
 
 
 def checked_may(may: Any) -> tuple[str, ...]:
-    """What may be changed, in the order of least harm."""
+    """Return the allowed changes, the least harmful first."""
     names = list(may) if isinstance(may, Iterable) and not isinstance(may, str) else [may]
     unknown = [one for one in names if one not in MAY]
     if unknown or isinstance(may, str):
         raise ArgumentError(
             "may",
             unknown[0] if unknown else may,
-            f"give a list of some of {', '.join(map(repr, MAY))}; an empty one allows nothing",
+            f"give a list of any of {', '.join(map(repr, MAY))}; an empty list allows no changes",
         )
     return tuple(one for one in MAY if one in names)
 
 
 def checked_model(model: Any) -> None:
-    """Raise if a model cannot be trained, or not in a graph."""
+    """Raise if a model is not compiled and built, or runs eagerly."""
     if not getattr(model, "built", False) or getattr(model, "optimizer", None) is None:
-        raise ArgumentError("model", model, "is no Keras model that is compiled and built")
-    unbuilt = [layer.name for layer in model._flatten_layers() if not layer.built]
+        raise ArgumentError(
+            "model",
+            model,
+            "is not a compiled and built Keras model; call compile, and call the model on a batch",
+        )
+    unbuilt = [layer.name for layer in layers_of(model) if not layer.built]
     if unbuilt:
-        # An optimizer that is built now would not know their variables.
+        # An optimizer built now would not know the variables of these layers.
         raise ArgumentError(
             "model", model.name, f"layer {unbuilt[0]!r} is not built; call the model on a batch"
         )
@@ -44,7 +49,7 @@ def checked_model(model: Any) -> None:
 
 
 def checked_batch(batch: Sequence[Any]) -> tuple[list[Any], int]:
-    """The specs of a batch, and how many examples it has."""
+    """Return the specs of a batch, and its number of examples."""
     leaves = tf.nest.flatten(list(batch))
     for given in batch:
         if isinstance(given, tf.data.Dataset):
@@ -52,10 +57,10 @@ def checked_batch(batch: Sequence[Any]) -> tuple[list[Any], int]:
             raise ArgumentError(
                 "batch",
                 spec,
-                "is what a dataset gives, not a batch; give tensor specs like these, one after the"
-                " other, with the size of a batch in all shapes",
+                "is the element_spec of a dataset, not a batch; give tensor specs like these, one"
+                " after the other, with the batch size in all shapes",
             )
-    # Of None, as for no sample weights, nothing has to be known.
+    # None is allowed, for example for no sample weights; it needs no shape.
     odd = next((leaf for leaf in leaves if not _is_array(leaf) and leaf is not None), None)
     if odd is not None:
         raise ArgumentError(
@@ -69,7 +74,7 @@ def checked_batch(batch: Sequence[Any]) -> tuple[list[Any], int]:
         raise ArgumentError(
             "batch",
             shapes,
-            "give what train_step gets, of a whole batch, with its size in all shapes",
+            "give the parts of a whole batch as in fit, with its size in all shapes",
         )
     (examples,) = rows
     if not examples:

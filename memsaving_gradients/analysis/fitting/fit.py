@@ -1,4 +1,4 @@
-"""What fits a training into a memory, and what else was looked at, as a value."""
+"""The result of `fit_to` as a value: the chosen way to train, and all candidates."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Candidate:
     Attributes
     ----------
     technique
-        What it does, in words.
+        Its techniques, in words.
     settings
-        Arguments of ``MemorySavingGradients``; where there is no ``budget``, beside
+        Arguments of ``MemorySavingGradients``. If they have no ``budget``, `Fit.settings` adds
         ``device_memory``.
     changes
-        What it changes that matters to the result, of the names that ``may`` has; none: gradients
-        are exact.
+        Its changes to the training's results, by their names in ``may``. Without changes, the
+        gradients are exact.
     device
-        The least memory of a device that it works on, bytes.
+        The least device memory that it works with, bytes.
     extra_time
-        Estimated, as a fraction of a plain step's time: of recomputation within the memory there
-        is, and of smaller kernels.
+        The estimated extra time, as a fraction of a plain step's time. It comes from recomputation
+        within the given memory, and from smaller kernels.
     """
 
     technique: str
@@ -42,20 +42,20 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Fit:
-    """The way to train that was chosen, and why; prints as a table.
+    """The chosen way to train, with its alternatives; prints as a table.
 
     Attributes
     ----------
     memory
-        The device, with what is taken of it before a step.
+        The memory of the device, with the bytes that are taken before a step.
     chosen
-        Of those that fit, and change the least, the fastest.
+        The fastest of the candidates that fit with the least harmful changes.
     candidates
-        All that were looked at, in the order of what they change.
+        All candidates, those with the least harmful changes first.
     model
-        The model to train: the one that was given, or one of its weights with another policy.
+        The model to train: the given one, or a copy with its weights and another policy.
     batch
-        Examples of a step.
+        The number of examples of a step.
     """
 
     memory: DeviceMemory
@@ -68,13 +68,13 @@ class Fit:
     def settings(self) -> dict[str, Any]:
         """Arguments of ``MemorySavingGradients``."""
         settings = dict(self.chosen.settings)
-        # A budget says what is left of the device; with its memory as well it would be said twice.
+        # A budget already limits the bytes of a step; `device_memory` would limit them twice.
         return (
             settings if "budget" in settings else {"device_memory": self.memory.value, **settings}
         )
 
     def callback(self, **more: Any) -> Any:
-        """A ``MemorySavingGradients`` with these settings, and more if wanted."""
+        """Return a ``MemorySavingGradients`` with these settings; ``more`` adds or replaces."""
         # Keras takes seconds to import.
         from memsaving_gradients.keras import MemorySavingGradients
 

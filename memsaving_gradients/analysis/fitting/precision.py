@@ -1,4 +1,4 @@
-"""A copy of a model with another policy, compiled like it, that leaves all else as it was."""
+"""A copy of a model with another policy, compiled like the model, which itself stays unchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from typing import Any
 
 import keras
 
-from memsaving_gradients._keras import random_generator, set_random_generator
+from memsaving_gradients._keras import (
+    compiled_with,
+    layers_of,
+    made_by,
+    random_generator,
+    set_random_generator,
+    variables_known_to,
+)
 from memsaving_gradients.errors import ArgumentError
 
 __all__ = ["POLICY", "in_lower_precision"]
@@ -18,22 +25,22 @@ POLICY = "mixed_bfloat16"
 
 
 def in_lower_precision(model: Any) -> Any:
-    """The model with its weights, and with `POLICY` in the place of ``float32``; what it returns
-    stays ``float32``. Compiled like it.
+    """Return a copy of ``model``, with its weights and compiled like it, in which layers have
+    `POLICY` in the place of ``float32``.
 
-    Layers that were given a policy of their own keep it.
+    Outputs stay ``float32``, as do the layers that compute them. Other policies stay, too.
 
     Raises
     ------
     ArgumentError
-        If it cannot be copied so that it trains as before.
+        If the model cannot be copied so that the copy trains like it.
     """
     _check_copyable(model)
     try:
         with _random_numbers_kept():
             return _copied(model)
     except Exception as error:
-        # Whatever layers, or objects that a model was compiled with, do when they are recomputed.
+        # Copying runs code of layers, optimizers and metrics, which may raise any error.
         raise _cannot(
             f"{model.name!r} cannot be copied ({type(error).__name__}: {error})"
         ) from error
@@ -43,18 +50,18 @@ def _cannot(why: str) -> ArgumentError:
     return ArgumentError(
         "may",
         ["precision"],
-        f"{why}; leave 'precision' out, or make the model with"
-        f" keras.config.set_dtype_policy({POLICY!r})",
+        f"{why}; leave 'precision' out, or call keras.config.set_dtype_policy({POLICY!r}) before"
+        " you create the model",
     )
 
 
 def _check_copyable(model: Any) -> None:
-    """Raise if a copy would not have what the model's class, or it alone, does otherwise."""
+    """Raise if a copy would lose methods that the model's class, or the model itself, overrides."""
     own = not type(model).__module__.startswith("keras.")
     if own or not hasattr(model, "outputs"):
         raise _cannot(
-            f"{model.name!r} is a {type(model).__name__}, and copies can be made of functional and"
-            " sequential models alone"
+            f"{model.name!r} is a {type(model).__name__}, and only functional and sequential"
+            " models can be copied"
         )
     for name in ("train_step", "compute_loss", "call"):
         if name in vars(model):
@@ -72,13 +79,13 @@ def _copied(model: Any) -> Any:
 
     with _uncompiled(model):
         made = keras.models.clone_model(model, clone_function=clone, recursive=True)
-    pairs = list(zip(model._flatten_layers(), made._flatten_layers(), strict=True))
+    pairs = list(zip(layers_of(model), layers_of(made), strict=True))
     for old, new in pairs:
-        # From the outside in: a model sets that of its layers.
+        # Outer models first: setting `trainable` on a model sets it on all of its layers.
         new.trainable = old.trainable
     made.set_weights(model.get_weights())
     for _, new in pairs:
-        # What was adapted to data is used in another form.
+        # Layers adapted to data, such as `Normalization`, derive constants from their weights.
         if hasattr(new, "finalize_state"):
             new.finalize_state()
     _compile(made, model)
@@ -87,8 +94,8 @@ def _copied(model: Any) -> Any:
 
 @contextmanager
 def _uncompiled(model: Any) -> Iterator[None]:
-    """Let Keras not compile copies from what can be serialized of how models were compiled."""
-    models = [one for one in model._flatten_layers() if getattr(one, "compiled", False)]
+    """Keep Keras from compiling copies by itself, from serialized arguments of ``compile``."""
+    models = [one for one in layers_of(model) if getattr(one, "compiled", False)]
     for one in models:
         one.compiled = False
     try:
@@ -99,24 +106,24 @@ def _uncompiled(model: Any) -> Iterator[None]:
 
 
 def _ends(model: Any) -> Iterator[int]:
-    """The layers that make the outputs, also of models inside."""
+    """Yield the ids of the layers that compute the outputs, nested models' layers included."""
     for tensor in model.outputs:
-        layer = tensor._keras_history.operation
+        layer = made_by(tensor)
         yield id(layer)
         if getattr(layer, "outputs", None) and isinstance(layer, keras.Model):
             yield from _ends(layer)
 
 
 def _compile(made: Any, model: Any) -> None:
-    """As ``model`` was, with the same functions, and an optimizer and metrics of its own."""
+    """Compile ``made`` like ``model``: the same functions, but its own optimizer and metrics."""
     old = model.optimizer
-    # The objects themselves; a configuration has only what can be serialized.
-    given = dict(model._compile_config.config)
+    # These are the objects given to `compile`; a configuration has only serializable ones.
+    given = compiled_with(model)
     for name in ("metrics", "weighted_metrics"):
         given[name] = keras.tree.map_structure(_made_again, given.get(name))
     optimizer = type(old).from_config(old.get_config())
     made.compile(**{**given, "optimizer": optimizer})
-    # The optimizer may know variables that were frozen since.
+    # The optimizer may have been built for variables that are frozen now.
     place = {id(v): k for k, v in enumerate(model.variables)}
     variables = made.variables
     optimizer.build([variables[place[id(v)]] for v in _known_to(old)])
@@ -125,9 +132,9 @@ def _compile(made: Any, model: Any) -> None:
 
 
 def _known_to(optimizer: Any) -> list[Any]:
-    """The variables that an optimizer was built for."""
+    """Return the variables that an optimizer was built for."""
     inner = getattr(optimizer, "inner_optimizer", None)
-    return list(optimizer._trainable_variables) if inner is None else _known_to(inner)
+    return variables_known_to(optimizer) if inner is None else _known_to(inner)
 
 
 def _made_again(metric: Any) -> Any:
@@ -138,8 +145,8 @@ def _made_again(metric: Any) -> Any:
 
 @contextmanager
 def _random_numbers_kept() -> Iterator[None]:
-    """Layers that are made draw seeds, for weights that are not used: afterwards, the generators
-    are where they were."""
+    """Restore the states of random generators on exit. New layers draw seeds for initial weights,
+    which the copied weights replace."""
     drawn, generator = random.getstate(), random_generator()
     before = None if generator is None else keras.ops.copy(generator.state.value)
     try:

@@ -1,15 +1,15 @@
-"""A training step traced as the callback will trace it, with its optimizer, its microbatches and
-the plan it gets; it is not run.
+"""A rehearsal traces a training step as the callback will trace it, with its optimizer, its
+microbatches and its plan. It runs no step.
 
-What a search finds is what gradients need. What a step needs that is done with them is known when
-it has been traced to its end, and whether a plan leaves room for that, too. So whatever is chosen
-is traced once more, and taken only if it keeps its memory in this way.
+The search only finds the bytes that gradients need. Only a trace of the whole step shows the bytes
+that the optimizer and the rest need, and whether a plan leaves room for them. So a chosen candidate
+is traced once more, and taken only if it keeps its memory.
 
-**What a stalled thread adds.** The executor is simulated with threads that may be slow, but not
-with one that stands still while the other goes on: when kernels take microseconds, that is common,
-and what its op reads and writes stays alive meanwhile (a step of 0.7 MB took four tensors, or 0.13
-MB, more; one of 4.2 MB took 1.1 MB more; measured, with the processor shared). So as much is left
-free as one op holds, up to what the other thread can fill until the first is woken.
+**Stalled threads.** The simulated executor has slow threads, but none that stalls while another
+goes on. With kernels of microseconds, stalls are common, and the tensors that the stalled op reads
+and writes stay alive meanwhile. Measured with the processor shared, a step of 0.7 MB took four
+tensors, or 0.13 MB, more; one of 4.2 MB took 1.1 MB more. So the search leaves the bytes of one op
+free, up to the bytes that the other thread can fill until the stalled one is woken.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from memsaving_gradients.training.microbatches.pieces import Cut
 
 __all__ = ["Rehearsal", "held_by_stalled", "rehearse"]
 
-#: Bytes that one thread fills while another stands still, at the most: a few GB a second, for less
-#: than a millisecond.
+#: The most bytes that one thread fills while another is stalled: a few GB a second, for less than
+#: a millisecond.
 MEANWHILE = 2_000_000
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """How a step did.
+    """The result of a rehearsal.
 
     Attributes
     ----------
     need
-        Bytes that it may take; of microbatches, beside the buffer of gradients.
+        The bytes that the step may take; with microbatches, without the buffer of gradients.
     keeps
-        Whether it keeps its budget, without a word by the callback.
+        Whether the step keeps its budget, and its plans do not raise `BudgetError`.
     """
 
     need: int
@@ -58,18 +58,18 @@ class Rehearsal:
 def rehearse(
     model: Any, specs: Sequence[Any], options: Options, cut: Cut | None, buffers: int
 ) -> Rehearsal:
-    """Trace a step of ``model``.
+    """Trace a step of ``model``, and return the bytes that it needs.
 
     Parameters
     ----------
     specs
-        What its ``train_step`` gets, of a whole batch.
+        The parts of a whole batch, as ``train_step`` gets them.
     options
-        As the callback has them, with a budget in bytes.
+        The options of the callback, with a budget in bytes.
     cut
-        How it is cut into microbatches; ``None``: not at all.
+        How to cut the batch into microbatches; ``None``: not at all.
     buffers
-        Bytes of the gradients that these are added up in.
+        Bytes of the buffer in which microbatches add up gradients.
     """
     # Keras takes seconds to import.
     from memsaving_gradients.training.microbatches.train_step import train_step_of
@@ -101,8 +101,8 @@ def _need_of(plan: Any) -> int:
 
 
 def _whole(graph: tf.Graph, batch: int) -> int:
-    """What a step takes that was traced to its end, if it can be told; what a loop takes inside is
-    not in it."""
+    """Return the bytes that a whole traced step may need, without those inside loops; 0 if its
+    graph cannot be captured."""
     try:
         ops = capture(autodiff.ends_of(graph))
         held = [ops.value(tensor) for tensor in autodiff.outputs_of(graph)]
@@ -112,7 +112,7 @@ def _whole(graph: tf.Graph, batch: int) -> int:
 
 
 def held_by_stalled(ops: OpGraph, batch: int) -> int:
-    """The most bytes that an op reads and writes, up to `MEANWHILE`."""
+    """Return the most bytes that one op reads and writes, up to `MEANWHILE`."""
     size, storage = ops.value_bytes(batch).tolist(), ops.storage.tolist()
     source = ops.source.tolist()
     bounds = [*ops.first_value.tolist(), len(size)]

@@ -1,14 +1,13 @@
-"""`fit_to`: the techniques of this package composed for a stated memory, in the order of least
-harm.
+"""`fit_to`: techniques of this package combined for a given memory, the least harmful first.
 
-What changes no gradient comes first: nothing at all, recomputation, microbatches, both; then the
-same with residuals on another device, if there is one. Of those that fit, the fastest by estimate
-is taken. Only where none fits, and only what the user has allowed, is looked at next, one after the
+Techniques that change no gradient come first: plain training, recomputation, microbatches, both;
+then the same with residuals on another device, if there is one. The search takes the fastest that
+fits, by estimate. If none fits, it tries the changes that the user has allowed, one after the
 other: residuals with fewer digits, batch normalization over microbatches, a policy of lower
-precision. Steps are traced and planned, none is run. Needs grow along a line with the batch, so
-that two traces say about how many microbatches there must be, and a third makes sure. What is
-chosen is rehearsed (:mod:`~memsaving_gradients.analysis.fitting.rehearsal`): traced as the callback
-will do it, with the optimizer. If it does not keep the memory in this way, the next one is taken.
+precision. Steps are traced and planned; none runs. A step's bytes grow linearly with the batch. So
+two traces give an estimate of the number of microbatches, and a third checks it. The chosen
+candidate is rehearsed (:mod:`~memsaving_gradients.analysis.fitting.rehearsal`): traced as the
+callback will trace it, with the optimizer. If it does not keep the memory, the next one is taken.
 """
 
 from __future__ import annotations
@@ -42,35 +41,35 @@ def fit_to(
     may: Sequence[str] = (),
     offload: Any = None,
 ) -> Fit:
-    """How to train a Keras model on a device of so much memory; no step is run.
+    """Find how to train a Keras model on a device with the given memory, without running a step.
 
     Parameters
     ----------
     model
-        Compiled, and built. Its optimizer is built, too, if it was not; nothing else of it changes.
+        A compiled and built model. Its optimizer is built if necessary; nothing else changes.
     *batch
-        What its ``train_step`` gets, such as x and y, of a whole batch: tensors, arrays or
-        ``tf.TensorSpec``. Only shapes and dtypes matter. Its bytes are counted twice: the next one
-        is fetched meanwhile.
+        The parts of a whole batch as ``train_step`` gets them, such as x and y: tensors, arrays or
+        ``tf.TensorSpec``. Only shapes and dtypes matter. The bytes of a batch count twice, because
+        the next batch is fetched during a step.
     memory
-        What the device has: bytes, or a string with a unit.
+        The memory of the device: bytes, or a string with a unit.
     may
-        What may be changed that matters to the result: ``"encode"`` (residuals in ``bfloat16``),
-        ``"batch_norm"`` (statistics of microbatches instead of the batch), ``"precision"`` (the
-        policy ``"mixed_bfloat16"``). Nothing that is not named is changed.
+        The allowed changes to results: ``"encode"`` (residuals in ``bfloat16``), ``"batch_norm"``
+        (statistics of microbatches instead of the batch), ``"precision"`` (the policy
+        ``"mixed_bfloat16"``). No other change is made.
     offload
-        Where residuals may be offloaded to, as for `memsaving_gradients.gradients`.
+        The device for offloaded residuals, as for `memsaving_gradients.gradients`.
 
     Returns
     -------
     Fit
-        ``fit.callback()`` is for ``fit.model.fit``; ``print(fit)`` says what was chosen, and what
-        else there is.
+        The chosen way to train. Give ``fit.callback()`` to ``fit.model.fit``; ``print(fit)`` shows
+        a table of all candidates.
 
     Raises
     ------
     BudgetError
-        If nothing fits; it names the least memory, and what would do if it were allowed.
+        If nothing fits. The error names the least memory, and changes that would fit, if any.
     ArgumentError
         If an argument cannot be used; if ``"precision"`` is needed, and the model cannot be copied.
     EagerExecutionError
@@ -91,7 +90,7 @@ def fit_to(
     allowed = checked_may(may)
     parse_bytes(memory, "memory")
     if elsewhere := Options(offload=offload).offload:
-        # What cannot be used is an error now, and not when it is needed.
+        # Raise now if the device cannot be used, and not only when the search needs it.
         elsewhere.name()
     checked_model(model)
     specs, examples = checked_batch(batch)
@@ -113,8 +112,8 @@ def _device(model: Any, specs: Sequence[Any], memory: int | str) -> DeviceMemory
                 "model",
                 model.name,
                 "was compiled with low_precision(...), and its weights have 32 bits, which"
-                " 'precision' does not change; compile it with the optimizer itself, or make it"
-                " with keras.config.set_dtype_policy('bfloat16')",
+                " 'precision' does not change; compile it with the optimizer itself, or call"
+                " keras.config.set_dtype_policy('bfloat16') before you create the model",
             ) from error
     device = DeviceMemory(
         memory,
@@ -126,8 +125,8 @@ def _device(model: Any, specs: Sequence[Any], memory: int | str) -> DeviceMemory
         raise ArgumentError(
             "memory",
             memory,
-            f"{device.taken}: nothing is left for training, nor on any device below"
-            f" {device.enough_for(1):,} bytes; take a smaller batch, an optimizer with fewer slots,"
+            f"{device.taken}: nothing is left for training, which needs a device of more than"
+            f" {device.enough_for(1):,} bytes; use a smaller batch, an optimizer with fewer slots,"
             " weights of 16 bits (low_precision) or sparse ones",
         )
     return device
@@ -135,7 +134,7 @@ def _device(model: Any, specs: Sequence[Any], memory: int | str) -> DeviceMemory
 
 @dataclass(frozen=True, eq=False)
 class _Way:
-    """A candidate, and how it is looked at again."""
+    """A way to train: a candidate, by its place in the list, and the data to try it again."""
 
     variant: Variant
     technique: str
@@ -146,7 +145,7 @@ class _Way:
 
 
 class _Search:
-    """Steps that were traced so far."""
+    """A search: the candidates tried so far, for one batch and one device."""
 
     def __init__(self, specs: Sequence[Any], examples: int, device: DeviceMemory) -> None:
         self.specs, self.examples, self.device = list(specs), examples, device
@@ -154,7 +153,7 @@ class _Search:
         self.ways: list[_Way] = []
 
     def look_at(self, variant: Variant) -> Candidate | None:
-        """The fastest way of a variant that keeps the memory; ``None``: none does."""
+        """Return the fastest candidate of a variant that keeps the memory; ``None``: none does."""
         here: list[_Way] = []
         for one in self._ways(variant):
             here.append(one)
@@ -172,14 +171,14 @@ class _Search:
         return self.found[one.place].device <= self.device.whole
 
     def _keeps(self, one: _Way) -> bool:
-        """Whether it fits, and keeps the memory when it is rehearsed; if it does not, its needs are
-        corrected."""
+        """Return whether a way fits, and keeps the memory in a rehearsal. The rehearsal corrects
+        the settings and the least device memory of its candidate."""
         return self._fits(one) and self._rehearsed(one, self.device)
 
     def _rehearsed(self, one: _Way, device: DeviceMemory) -> bool:
         budget = self._device(one.variant, one.count, device).left - one.rung.unsteady
         if one.technique != PLAIN and one.rung.need < one.rung.plain:
-            # With more it would be plain, which was looked at.
+            # With a larger budget, the step would be plain, which is another way.
             budget = min(budget, one.rung.plain - 1)
         done = self._rehearsal(one, budget)
         found = self.found[one.place]
@@ -188,7 +187,7 @@ class _Search:
             settings = dict(found.settings)
             if one.technique != PLAIN:
                 settings["budget"] = budget
-            # A plan uses what it gets; what is plain needs that.
+            # A plan may fill a larger budget than it needs; a plain step needs all of its bytes.
             least = max(found.device, enough) if one.rung.need == one.rung.plain else found.device
             self.found[one.place] = replace(found, settings=settings, device=least)
             return True
@@ -206,8 +205,8 @@ class _Search:
         return rehearse(variant.model, self.specs, options, cut, buffers)
 
     def _ways(self, variant: Variant) -> Iterator[_Way]:
-        """In the order of how much they do; what only costs more than what fits before it is left
-        out."""
+        """Yield the ways of a variant, the simplest first. Leave out microbatches with checkpoints
+        if one of the two alone fits, because both only take longer."""
         steps, fits = Steps(variant, self.specs, self.examples, self.room), False
         if variant.plain:
             yield self._way(variant, PLAIN, 1, steps.plain)
@@ -225,7 +224,7 @@ class _Search:
             yield self._in_pieces(variant, "microbatches and checkpoints", steps.least)
 
     def _in_pieces(self, variant: Variant, technique: str, rung_of: Callable[[int], Rung]) -> _Way:
-        """As few microbatches as fit; if none do, single examples."""
+        """Return a way with as few microbatches as fit; if none fit, with single examples."""
         whole, half = rung_of(1), rung_of(2)
         rows = self.examples - self.examples // 2
         rate = (whole.need - half.need) / max(rows, 1)
@@ -236,7 +235,7 @@ class _Search:
         return self._pieces_from(count, variant, technique, rung_of)
 
     def _smaller(self, one: _Way) -> _Way:
-        """In more microbatches."""
+        """Return the same way with more microbatches."""
         return self._pieces_from(_more(one.count), one.variant, one.technique, one.rung_of)
 
     def _pieces_from(
@@ -252,7 +251,7 @@ class _Search:
         return self._way(variant, technique, self.examples, rung_of)
 
     def _forget(self, one: _Way) -> None:
-        """The newest."""
+        """Remove ``one``, which must be the newest way, and its candidate."""
         assert one.place == len(self.found) - 1
         del self.found[-1], self.ways[-1]
 
@@ -279,18 +278,18 @@ class _Search:
     def _device(
         self, variant: Variant, count: int, device: DeviceMemory | None = None
     ) -> DeviceMemory:
-        """With the buffer of gradients that microbatches are added up in."""
+        """Return the device, with the buffer in which microbatches add up gradients."""
         from memsaving_gradients.training.keras_models import bytes_of
 
         buffers = bytes_of(variant.model.trainable_variables) if count > 1 else 0
         return replace(device or self.device, buffers=buffers)
 
     def room(self, variant: Variant, count: int) -> int:
-        """What a step of one of ``count`` microbatches may take, bytes."""
+        """Return the bytes that a step in ``count`` microbatches may take."""
         return max(0, self._device(variant, count).left)
 
     def _least(self) -> Candidate:
-        """Of what was looked at, what keeps the least memory when it is rehearsed with that."""
+        """Return the candidate of least device memory, checked by rehearsals with that memory."""
         for _ in range(MOST_PROOFS):
             best = min(self.ways, key=lambda way: self.found[way.place].device)
             device = replace(self.device, value=self.found[best.place].device)
@@ -299,20 +298,20 @@ class _Search:
         return self.found[best.place]
 
     def nothing_fits(self, model: Any, may: Sequence[str], offload: Any) -> BudgetError:
-        """The error where nothing does; what is not allowed is looked at for it."""
+        """Return the error for a memory too small. Its hint names changes that would fit."""
         best = self._least()
         would = self._would_do(model, may, offload)
         hint = (
-            f"may={[*would.changes]} would do ({would.technique}), and changes results; or "
+            f"may={[*would.changes]} would fit ({would.technique}), but changes results; or "
             if would is not None
             else ""
         )
         return BudgetError(
             "memory",
             self.device.value,
-            f"nothing that may be done fits: {self.device.taken}, which leaves"
+            f"no allowed technique fits: {self.device.taken}, which leaves"
             f" {exact_bytes(max(self.device.left, 0))} for a step; the least device memory is"
-            f" {exact_bytes(best.device)} ({best.technique}); {hint}take a larger device or a"
+            f" {exact_bytes(best.device)} ({best.technique}); {hint}use a larger device or a"
             " smaller batch",
             max(self.device.left, 0),
             best.device,
@@ -320,10 +319,10 @@ class _Search:
         )
 
     def _would_do(self, model: Any, may: Sequence[str], offload: Any) -> Candidate | None:
-        """What would do if it were allowed."""
+        """Return a candidate that fits, with changes that are not allowed; ``None``: none does."""
         rest = tuple(one for one in MAY if one not in may)
         for variant in variants_of(model, MAY, offload, skip=True) if rest else ():
-            # It is for a hint, and must not be in the way of the error.
+            # The candidate is only for a hint: failures here must not hide the error.
             with contextlib.suppress(Exception):
                 if set(variant.changes) - set(may) and (found := self.look_at(variant)):
                     return found
@@ -335,5 +334,5 @@ def _batch_norm(variant: Variant) -> str | None:
 
 
 def _more(count: int) -> int:
-    """A larger number of microbatches."""
+    """Return a larger number of microbatches, by a quarter and one."""
     return math.ceil(count * 1.25) + 1

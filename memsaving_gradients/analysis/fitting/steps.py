@@ -1,5 +1,5 @@
-"""Steps as they are traced to find out what they need: plain, or with the least memory, in any
-number of microbatches."""
+"""Traces of steps that tell the bytes they need: plain, or with the least memory, in any number of
+microbatches."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["Rung", "Steps", "bytes_of_specs"]
 
 @dataclass(frozen=True)
 class Rung:
-    """A technique for a number of microbatches.
+    """The bytes and the time of a technique, for a number of microbatches.
 
     Attributes
     ----------
     need, plain
-        Bytes that gradients need, and that they need where nothing is recomputed.
+        Bytes that the gradients need, and that they need if nothing is recomputed.
     unsteady
-        What is left free for what is chance, and for the copy of a microbatch.
+        Bytes to leave free for a stalled thread, and for the copy of a microbatch.
     extra_time
-        What it takes beside a plain step of the whole batch.
+        Time beyond a plain step of the whole batch, as a fraction of that step's time.
     """
 
     need: int
@@ -46,11 +46,11 @@ class Steps:
     Parameters
     ----------
     variant
-        How it is trained.
+        The way to train.
     specs, examples
-        A whole batch, and how many examples it has.
+        The specs of a whole batch, and its number of examples.
     room
-        What a step of a variant in so many microbatches may take, bytes.
+        A function that returns the bytes a step may take, for a variant and number of microbatches.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Steps:
         self._seconds: float | None = None
 
     def plain(self, count: int) -> Rung:
-        """Nothing is recomputed."""
+        """Return the needs of a step that recomputes nothing."""
         if count not in self._plain:
             self._plain[count] = self._traced(count)[1]
         return self._plain[count]
 
     def least(self, count: int) -> Rung:
-        """The least memory that recomputation comes to."""
+        """Return the needs of a step with the least memory that recomputation reaches."""
         if count not in self._least:
             study, plain = self._traced(count)
             self._plain[count] = plain
@@ -111,23 +111,23 @@ class Steps:
         except MemorySavingError:
             raise
         except Exception as error:
-            # Whatever Keras or a layer says about what it was given.
+            # Keras and layers raise errors of any type for a batch they cannot use.
             shapes = ", ".join(str(tuple(spec.shape)) for spec in tf.nest.flatten(specs))
             raise ArgumentError(
                 "batch",
                 shapes,
-                f"train_step cannot be traced with it ({_gist(error)}); give what it gets in fit,"
-                " one after the other: x, y",
+                f"train_step cannot be traced with it ({_gist(error)}); give the parts of a batch"
+                " as in fit, one after the other: x, y",
             ) from error
 
     def _extra(self, count: int, seconds: float) -> float:
-        """Time of all microbatches, beside that of one plain pass."""
+        """Return the time of all microbatches beyond one plain pass, as a fraction of that."""
         assert self._seconds is not None
         return max(0.0, count * seconds / max(self._seconds, 1e-12) - 1)
 
 
 def _gist(error: Exception) -> str:
-    """The line that says what is wrong; AutoGraph puts where it happened before it."""
+    """Return the line that says what is wrong; before it, AutoGraph says where it happened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     inside = [k for k, line in enumerate(lines[:-1]) if "Exception encountered when" in line]
     if inside:
@@ -137,7 +137,7 @@ def _gist(error: Exception) -> str:
 
 
 def bytes_of_specs(specs: Sequence[Any]) -> int:
-    """Of a batch."""
+    """Return the bytes of a batch, given as tensor specs."""
     leaves = tf.nest.flatten(specs)
     return sum(spec.shape.num_elements() * spec.dtype.size for spec in leaves)
 

@@ -1,5 +1,5 @@
-"""What can be changed about a training besides what is recomputed, and how it is cut: elsewhere, in
-fewer digits, in lower precision."""
+"""Variants of a training, apart from recomputation and microbatches: residuals that are offloaded
+or have fewer digits, batch normalization over microbatches, and lower precision."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from memsaving_gradients.errors import ArgumentError
 
 __all__ = ["MAY", "Variant", "variants_of"]
 
-#: What may be changed that matters to the result, in the order of least harm.
+#: Changes to results that users may allow, the least harmful first.
 MAY = ("encode", "batch_norm", "precision")
 ENCODE = "bfloat16"
 
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """A way to train.
+    """A way to train, before recomputation and microbatches are chosen.
 
     Attributes
     ----------
     name
-        In front of what else is done; an empty string for the model as it is.
+        A prefix for the names of techniques; an empty string for the unchanged model.
     model
-        What is traced.
+        The model to trace.
     settings
         Arguments of ``MemorySavingGradients``.
     changes
-        What it changes that matters to the result.
+        Its changes to results, by their names in `MAY`.
     plain, whole, cut
-        Whether there is anything to look at where nothing is planned; where the batch stays whole;
-        where it is cut.
+        Whether the search tries this variant without a plan; with the whole batch; in
+        microbatches.
     holds_gradients
-        Whether its optimizer reads all gradients before it uses the first.
+        Whether the model's optimizer reads all gradients before it uses the first.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Variant:
     holds_gradients: bool
 
     def options(self, *, cut: bool) -> Options:
-        """For planning; in microbatches, each gradient is added up at once."""
+        """Return options for planning. Microbatches add up each gradient at once and hold none."""
         held = self.holds_gradients and not cut
         return Options(budget=SOME, hold_gradients=held, **self.settings)
 
@@ -58,10 +58,10 @@ class Variant:
 def variants_of(
     model: Any, may: Sequence[str], offload: Any, *, skip: bool = False
 ) -> Iterator[Variant]:
-    """In the order of least harm: with as few changes as can be, and those that come first in
-    ``may`` before others.
+    """Yield the variants of a training, the least harmful first: by the number of their changes,
+    then in the order of ``may``.
 
-    ``skip``: whether what cannot be made is left out, and no error.
+    ``skip``: whether to leave out variants whose model cannot be copied, instead of raising.
     """
     # Keras takes seconds to import.
     from memsaving_gradients.analysis.fitting.precision import POLICY, in_lower_precision
@@ -72,7 +72,7 @@ def variants_of(
     for changes in _subsets(may):
         if "batch_norm" in changes and not normalized:
             continue
-        # In that policy residuals have few digits already.
+        # With the policy of lower precision, residuals have few digits already.
         if {"encode", "precision"} <= set(changes):
             continue
         if "precision" in changes and not lower:

@@ -276,11 +276,11 @@ class Attempts:
         if need < most:
             return found
         figures = (
-            f"as TensorFlow runs it, it may take {need:,} bytes in the allocator's chunks, plain"
-            f" training {most:,}"
+            f"as TensorFlow runs it, the plan may take {need:,} bytes in the allocator's chunks,"
+            f" and plain training {most:,}"
         )
         if self.mode not in SAVING or site.encode:
-            said = "what was named is followed, but saves no memory"
+            said = "the named checkpoints or encodings are used, but save no memory"
             warn_nothing_saved(site.graph, figures, what=said)
             return found
         take_back(site, found)
@@ -288,7 +288,9 @@ class Attempts:
             unchanged = nothing_else(site, plan.mode, plan.planner)
             if unchanged.plan.allocated < most or (site.attention and site.attention.names):
                 return follow(site, unchanged)
-        warn_nothing_saved(site.graph, f"a plan was found that takes less in order, but {figures}")
+        warn_nothing_saved(
+            site.graph, f"a plan was found with a lower peak in schedule order, but {figures}"
+        )
         return None
 
     def _or_plain(self, goal: Goal, need: int) -> int:
@@ -314,6 +316,6 @@ def no_longer_kept(outcome: Outcome) -> PlanError:
         "plan",
         given.file or given,
         f"would need {outcome.need:,} bytes here, more than its budget of {given.budget:,}:"
-        " hold_gradients, xla or the device are others than it was made for; plan anew with"
+        " hold_gradients, xla or the device differ from those it was made for; plan again with"
         " budget=",
     )

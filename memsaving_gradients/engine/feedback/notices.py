@@ -26,7 +26,7 @@ OUTER = (
     "ys were computed in another function or outside of the branch or loop that asks for gradients"
 )
 #: How planning ended, in words.
-ENDED = {"interrupted": "interrupted", "out of time": "stopped, out of time"}
+ENDED = {"interrupted": "was interrupted", "out of time": "ran out of time"}
 
 
 def warn_nothing_saved(
@@ -41,8 +41,8 @@ def warn_nothing_saved(
 
 
 def note_ample(graph: tf.Graph, goal: Goal) -> None:
-    most = f", {goal.plain_need:,} at most," if goal.plain_need > goal.base else ""
-    device = f", what {goal.value} leaves" if isinstance(goal.value, DeviceMemory) else ""
+    most = f", at most {goal.plain_need:,}," if goal.plain_need > goal.base else ""
+    device = f", left by {goal.value}" if isinstance(goal.value, DeviceMemory) else ""
     note = (
         f"plain training needs {exact_bytes(goal.base)}{most} and meets the budget of"
         f" {goal.budget:,} ({format_bytes(goal.budget)}{device}): gradients are plain, nothing is"
@@ -67,8 +67,8 @@ def note_unused(plan: Plan, named: Collection[str]) -> None:
 def warn_stopped(plan: Plan, why: str) -> None:
     """Warn that planning ended early."""
     warn(
-        f"planning was {ENDED[why]}; the best plan so far is used: extra time about"
+        f"planning {ENDED[why]}; the best plan so far is used: extra time about"
         f" {format_share(plan.extra_time, 1)}, at most {format_share(plan.gap, 1)} of a step above"
-        f" the least ({format_share(plan.lower_bound, 1)}).",
+        f" the least extra time ({format_share(plan.lower_bound, 1)}).",
         PlanningStoppedWarning,
     )

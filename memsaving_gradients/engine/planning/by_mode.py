@@ -65,8 +65,8 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
     if proposal.peak >= most:
         warn_nothing_saved(
             site.graph,
-            f"the checkpoints named do not lower the simulated peak ({proposal.peak:,} bytes, plain"
-            f" {most:,}); checkpoints='memory' finds better ones",
+            f"the named checkpoints do not lower the simulated peak ({proposal.peak:,} bytes, plain"
+            f" training {most:,}); checkpoints='memory' finds better ones",
             what="tensors are recomputed, but that saves no memory",
         )
     found = Found(proposal, proposal.peak, None)

@@ -55,11 +55,15 @@ def by_saved_plan(site: Site, plans: Sequence[Plan] = ()) -> Outcome:
             difference = difference or different
     given = [plan.file or plan for plan in plans]
     one = len(given) == 1
-    wrong = "was made for another graph" if one else "none was made for this graph; of the first"
+    wrong = (
+        "was made for another graph"
+        if one
+        else "none of them was made for this graph; the problem with the first one"
+    )
     raise PlanError(
         "plan",
         given[0] if one else given,
-        f"{wrong}: {difference}; plan anew, with the options that the plan was made with",
+        f"{wrong}: {difference}; plan again, with the options that the plan was made with",
     )
 
 
@@ -69,7 +73,7 @@ def _applied(
     schedule = plan.schedule
     problem = "it has no schedule" if schedule is None else problem_of(step.graph, schedule)
     if schedule is None or problem:
-        raise PlanError("plan", plan.file or plan, f"cannot be applied here: {problem}; plan anew")
+        raise PlanError("plan", plan.file or plan, f"cannot be applied here: {problem}; plan again")
     if problem := _not_asked_for(site, step, schedule):
         raise PlanError("plan", plan.file or plan, problem)
     seconds = unpacked.graph.total_seconds
@@ -114,5 +118,5 @@ def _not_asked_for(site: Site, step: CapturedStep, schedule: Schedule) -> str:
     size = sum(int(step.graph.size[value]) for value in moved)
     room = site.call.room_on_host
     if room is not None and size > room:
-        return f"offloads {size:,} bytes, more than memory={room:,}; allow more, or plan anew"
+        return f"offloads {size:,} bytes, more than memory={room:,}; allow more, or plan again"
     return ""

@@ -89,7 +89,7 @@ def within_limits(
             else f"of planner {name!r}"
         )
         so_far = (
-            f" was found before planning was {ENDED[search.stopped]} that" if search.stopped else ""
+            f" that was found before planning {ENDED[search.stopped]}" if search.stopped else ""
         )
         warn_nothing_saved(
             site.graph,

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 if "tensorflow" in sys.modules:
-    raise ImportError("OR-Tools crashes beside TensorFlow; this file is run as a program")
+    raise ImportError("OR-Tools crashes in a process with TensorFlow; run this file as a program")
 
 from ortools.sat.python import cp_model
 

@@ -203,7 +203,7 @@ class _Solver:
         self._errors.join(timeout=1)
         why = (
             "".join(self._said).strip().rpartition("\n")[2]
-            or "it was killed, as where memory is short"
+            or "it was killed, possibly because memory ran out"
         )
         return SolverError(f"OR-Tools ended early, with exit status {status}: {why}")
 

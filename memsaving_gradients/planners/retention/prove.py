@@ -94,8 +94,8 @@ class _Proving:
             if not self._fits():
                 raise
             warn(
-                f"a plan could not be improved, and is used as it is: {error}; reinstall it, or"
-                " give planner='chain', if this happens again",
+                f"a plan could not be improved, and is used as it is: {error}; if this happens"
+                " again, reinstall OR-Tools, or give planner='chain'",
                 PlanNote,
             )
         except Interrupted:

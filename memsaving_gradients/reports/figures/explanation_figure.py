@@ -52,8 +52,8 @@ def headline(explanation: ExplanationValues) -> str:
     """Return the explanation in one line."""
     least = explanation.least
     return (
-        f"{format_bytes(explanation.allocated_plain)} plain; {format_bytes(least.budget)} at the"
-        f" least, at {format_share(least.extra_time)} more time"
+        f"{format_bytes(explanation.allocated_plain)} plain; least budget"
+        f" {format_bytes(least.budget)}, at {format_share(least.extra_time)} more time"
     )
 
 
@@ -80,7 +80,7 @@ def _draw_curve(axes: Axes, explanation: ExplanationValues) -> None:
     highest = max(budgets)
     bytes_axis(axes.xaxis, highest)
     axes.set(
-        title="What a budget costs",
+        title="Extra time of each budget",
         xlabel=f"budget, {unit_for(highest)[1]}",
         ylabel="extra time, % of a plain step",
         xlim=(0, max(highest, 1) * 1.02),

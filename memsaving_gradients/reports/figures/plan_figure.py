@@ -51,8 +51,8 @@ def figure(plan: PlanValues) -> Figure:
         drawn = blank(9, below + 0.7)
         _draw_fates(drawn.subplots(), layers)
         drawn.suptitle(
-            f"{headline(plan)}\nread from a file, which has no memory over the step: apply the plan"
-            " to see it",
+            f"{headline(plan)}\nread from a file, which does not contain the memory over the step:"
+            " apply the plan to see it",
             fontsize=11,
         )
         return drawn
@@ -176,7 +176,7 @@ def _draw_fates(axes: Axes, layers: Sequence[tuple[str, dict[str, int]]]) -> Non
         FATES,
         said,
     )
-    axes.set_title("What becomes of each layer")
+    axes.set_title("Fate of each layer")
     legend_above(axes)
     if not shown:
         axes.text(0.5, 0.5, "nothing large is kept", transform=axes.transAxes, ha="center")

@@ -144,10 +144,10 @@ def check_updates(function: Any, applied: Sequence[Application]) -> None:
         raise ArgumentError(
             "function",
             getattr(function, "__qualname__", function),
-            f"hands gradients to optimizers {len(applied)} times, and computes later ones after"
-            " earlier ones were applied, which will be when all microbatches have gone through;"
-            " compute all gradients before the first are applied, or call ms.microbatch for each"
-            " of the losses instead of for the whole step (in Keras: in train_step, and leave"
+            f"hands gradients to optimizers {len(applied)} times, and computes later ones after it"
+            " applied earlier ones, but microbatches apply all of them at the end of the step;"
+            " compute all gradients before you apply the first, or call ms.microbatch for each of"
+            " the losses instead of for the whole step (in Keras: in train_step, and leave"
             " microbatch= out)",
         )
 
@@ -172,10 +172,10 @@ def check_no_other_updates(graph: tf.Graph) -> None:
             raise ArgumentError(
                 "function",
                 variable.name,
-                f"this variable is changed ({op.type}) for each microbatch, not once for the batch;"
-                " return the gradients and apply them outside, or leave that to an optimizer's"
-                " apply_gradients, called in a function that was not traced before. A variable"
-                " that is no weight is made with trainable=False",
+                f"this variable is changed ({op.type}) for each microbatch, not once for the"
+                " batch; return the gradients and apply them outside, or call an optimizer's"
+                " apply_gradients, in a function that was not traced before. If the variable is"
+                " not a weight, make it with trainable=False",
             )
 
 

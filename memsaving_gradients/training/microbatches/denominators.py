@@ -55,11 +55,11 @@ class Losses:
             return self.weighted[0][1]
         names = ", ".join(dict.fromkeys(repr(name) for name, _ in self.weighted))
         warn(
-            f"microbatch: {names} are means over what a mask or sample weights leave, of which each"
-            " microbatch has more or less, so that gradients are not those of the whole batch."
-            " Compute sums (reduction='sum', reduce='sum') and divide them by what the whole batch"
-            " has of it, or train with a single loss of a compiled model, in which microbatches"
-            " count by it.",
+            f"microbatch: {names} are means weighted by a mask or sample weights, and the sum of"
+            " these weights differs between microbatches, so that gradients are not those of the"
+            " whole batch. Compute sums (reduction='sum', reduce='sum') and divide them by the sum"
+            " of the weights of the whole batch, or train a compiled model with a single loss, for"
+            " which each microbatch counts by its sum of weights.",
             BatchStatisticsWarning,
         )
         return None

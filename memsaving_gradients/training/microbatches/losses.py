@@ -21,13 +21,12 @@ from memsaving_gradients.training.microbatches.buffers import is_number
 __all__ = ["loss_with", "through_the_loop", "without_gradient"]
 
 _KEPT_NOTHING = (
-    "gradients of gradients of a loss in microbatches: the gradients were computed in a loop that"
-    " kept nothing of them; compute the inner gradients inside of the function that microbatch is"
-    " given"
+    "gradients of gradients of a loss in microbatches cannot be computed: the loop keeps no values"
+    " for them; compute the inner gradients inside of the function that you give to microbatch"
 )
 _APPLIED = (
     "a result of a step in microbatches that applies gradients itself has no gradient;"
-    " differentiate a loss, in a function of its own"
+    " differentiate a loss, in a separate function"
 )
 
 
@@ -67,10 +66,10 @@ def through_the_loop(value: Any) -> Any:
     def kept(value: tf.Tensor) -> Any:
         def gradient(above: tf.Tensor) -> tf.Tensor:
             warn(
-                "microbatch: a result is differentiated that is no loss, or not the only result;"
-                " its gradient goes through the loop, which keeps what all microbatches have"
-                " computed. Let the function return nothing but a loss, a scalar, and compute other"
-                " results in another one.",
+                "microbatch: the differentiated result is not a loss, or not the only result; its"
+                " gradient goes through the loop, which keeps the values of all microbatches."
+                " Return only a scalar loss from the function, and compute other results in"
+                " another function.",
                 NothingSavedWarning,
             )
             return above

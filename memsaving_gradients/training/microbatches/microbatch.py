@@ -100,7 +100,7 @@ def microbatch(
     [[152.0], [178.0]]
     """
     if not callable(function):
-        raise ArgumentError("function", function, "is no function; give a loss or a step")
+        raise ArgumentError("function", function, "is not a function; give a loss or a step")
     cut = Cut(size, reduce, whole, batch_norm, buffer)
     inside = Options.of({"batch_size": cut.size, **options}) if options else None
 

@@ -60,8 +60,8 @@ def normalizing(policy: str | None, count: tf.Tensor, size: int) -> Iterator[lis
         return
     names = ", ".join(map(repr, dict.fromkeys(found)))
     advice = (
-        "normalization by groups (keras.layers.GroupNormalization) or layers treats each example by"
-        " itself and is exact"
+        "group normalization (keras.layers.GroupNormalization) or layer normalization treats each"
+        " example by itself and is exact"
     )
     if policy == "error":
         raise ArgumentError(
@@ -73,7 +73,7 @@ def normalizing(policy: str | None, count: tf.Tensor, size: int) -> Iterator[lis
     shown = names if len(names) < 200 else f"{found[0]!r} and {len(found) - 1} others"
     warn(
         f"microbatch: {shown} normalize by statistics of each microbatch{noisy}, so that gradients"
-        f" are not those of the whole batch; {advice}. If this is what you want, give"
+        f" are not those of the whole batch; {advice}. To accept this, give"
         " batch_norm='microbatch'.",
         BatchStatisticsWarning,
     )

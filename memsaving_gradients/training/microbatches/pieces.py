@@ -62,7 +62,7 @@ class Cut:
     def __post_init__(self) -> None:
         size = self.size
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            raise ArgumentError("size", size, "give a number of examples from 1 on")
+            raise ArgumentError("size", size, "give a number of examples, 1 or more")
         object.__setattr__(self, "size", int(size))
         if self.batch_norm not in POLICIES:
             raise ArgumentError(
@@ -132,8 +132,8 @@ def _built(
     rows = batch.rows
     if rows is not None and rows < cut.size:
         warn(
-            f"microbatch: a batch of {rows} is smaller than size={cut.size}, and is not cut; give a"
-            " size that is a part of the batch",
+            f"microbatch: a batch of {rows} is smaller than size={cut.size}, so it is not cut;"
+            " give a size smaller than the batch",
             NothingSavedWarning,
         )
     parts = _differentiable(batch.parts)
@@ -261,9 +261,9 @@ def _check_mixing(
     if op is not None:
         warn(
             f"microbatch: {op.name!r} ({source_line(op)}) compares examples, or normalizes by"
-            " statistics of them, and a microbatch has only its own, so that gradients are not"
+            " statistics of them, and sees only those of its microbatch, so that gradients are not"
             " those of the whole batch. Compute this loss on the whole batch, within a budget"
-            " instead of microbatches, or take one that treats each example by itself.",
+            " instead of microbatches, or use a loss that treats each example by itself.",
             BatchStatisticsWarning,
         )
 

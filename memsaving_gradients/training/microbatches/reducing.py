@@ -52,9 +52,9 @@ def ways_of(reduce: Any, outputs: Any) -> list[str]:
     raise ArgumentError(
         "reduce",
         reduce,
-        f"does not fit what the function returns, {_shape_of(outputs)}; give one of"
-        f" {', '.join(map(repr, REDUCTIONS))}, or a list, tuple or mapping of the same make with"
-        " one for each part",
+        f"does not fit the result of the function, {_shape_of(outputs)}; give one of"
+        f" {', '.join(map(repr, REDUCTIONS))}, or a list, tuple or mapping of the same structure"
+        " with one for each part",
     )
 
 
@@ -86,8 +86,8 @@ def reducer(way: str, output: Any, buffer: str = "float32") -> Reducer:
         raise ArgumentError(
             "reduce",
             way,
-            f"{name} that the function returns has shape {output.shape}, of which microbatches"
-            " differ; give reduce='concat' for what has a row for each example",
+            f"{name}, a result of the function, has shape {output.shape}, which may differ between"
+            " microbatches; give reduce='concat' for results with a row for each example",
         )
     if way == "last":
         return last_of(output)
@@ -95,7 +95,7 @@ def reducer(way: str, output: Any, buffer: str = "float32") -> Reducer:
         raise ArgumentError(
             "reduce",
             way,
-            f"{name} that the function returns has dtype {output.dtype.name}, which has no {way};"
+            f"{name}, a result of the function, has dtype {output.dtype.name}, which has no {way};"
             " give reduce= for it, such as 'sum' for counts, 'concat' for rows or 'last'",
         )
     return sum_of(output, buffer, mean=way == "mean")
@@ -106,8 +106,8 @@ def _rows(way: str, output: tf.Tensor) -> Reducer:
         raise ArgumentError(
             "reduce",
             way,
-            f"{output.op.name} that the function returns is a scalar and has no rows; give 'mean',"
-            " 'sum' or 'last'",
+            f"{output.op.name}, a result of the function, is a scalar and has no rows; give"
+            " 'mean', 'sum' or 'last'",
         )
 
     def parts(given: tf.Tensor, share: tf.Tensor) -> list[tf.Tensor]:
@@ -125,7 +125,8 @@ def _slices(way: str, output: tf.IndexedSlices) -> Reducer:
         raise ArgumentError(
             "reduce",
             way,
-            f"{name} that the function returns are slices of a gradient; give 'mean' or 'sum'",
+            f"{name}, a result of the function, consists of slices of a gradient; give 'mean' or"
+            " 'sum'",
         )
 
     def parts(given: tf.IndexedSlices, share: tf.Tensor) -> list[tf.Tensor]:
@@ -141,8 +142,8 @@ def _slices(way: str, output: tf.IndexedSlices) -> Reducer:
             raise ArgumentError(
                 "function",
                 name,
-                f"returns slices of {shape} of a tensor whose shape is not known; return a dense"
-                " gradient",
+                f"returns slices of shape {shape} of a tensor whose shape is not known; return a"
+                " dense gradient",
             )
         values = divided(found[0], total if way == "mean" else None, output.dtype)
         return tf.IndexedSlices(values, found[1], tf.constant(known, output.indices.dtype))

@@ -125,7 +125,9 @@ def batch_of(
     if unknown:
         known = ", ".join(map(repr, dict.fromkeys(name for name, _ in names)))
         raise ArgumentError(
-            "whole", unknown[0], f"no argument of this call has that name; there are {known}"
+            "whole",
+            unknown[0],
+            f"no argument of this call has that name; its arguments are {known}",
         )
     leaves, owners = [], []
     for name, value in names:
@@ -140,7 +142,7 @@ def batch_of(
             "microbatch",
             tuple(owners),
             "no argument has examples to cut: pass the batch as tensors or arrays whose first axis"
-            " is that of examples",
+            " is the axis of examples",
         )
     agreed = _agree([owners[k] for k in split], [leaves[k] for k in split])
     for k, leaf in zip(split, agreed, strict=True):
@@ -173,8 +175,8 @@ def _has_rows(name: str, leaf: Any) -> bool:
         raise ArgumentError(
             name,
             leaf,
-            f"is a {type(leaf).__name__}, which is not cut into microbatches; pass a dense tensor,"
-            " or name it in whole=",
+            f"is a {type(leaf).__name__}, which cannot be cut into microbatches; pass a dense"
+            " tensor, or name it in whole=",
         )
     if not isinstance(leaf, tf.Tensor):
         return False
@@ -200,8 +202,8 @@ def _agree(owners: Sequence[str], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]
         raise ArgumentError(
             second,
             f"{others} examples",
-            f"{first!r} has {rows}; name arguments that every microbatch gets whole in whole=, such"
-            f" as whole=[{second!r}]",
+            f"{first!r} has {rows}; name arguments that must not be cut in whole=, such as"
+            f" whole=[{second!r}]",
         )
     if known:
         return [tf.ensure_shape(part, [*known, *part.shape.as_list()[1:]]) for part in parts]
@@ -211,7 +213,7 @@ def _agree(owners: Sequence[str], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]
             tf.shape(part)[0],
             rows,
             f"microbatch: {owners[0]!r} and {name!r} have different numbers of examples; name"
-            " arguments that every microbatch gets whole in whole=",
+            " arguments that must not be cut in whole=",
         )
         for name, part in zip(owners[1:], parts[1:], strict=True)
     ]

@@ -75,10 +75,10 @@ class Skipped:
         scale = float(self.optimizer.dynamic_scale.numpy())
         if skipped > FEW and skipped >= applied:
             warn(
-                f"{skipped} of {steps} steps were skipped, as gradients were not finite at a loss"
-                f" scale that has come down to {scale:g}: lower the learning rate or initial_scale,"
-                " look for numbers that are not finite in the data, or take bfloat16, whose range"
-                " is that of float32.",
+                f"{skipped} of {steps} steps were skipped, because gradients were not finite at a"
+                f" loss scale that has fallen to {scale:g}: lower the learning rate or"
+                " initial_scale, look for numbers that are not finite in the data, or use"
+                " bfloat16, which has the range of float32.",
                 OverflowWarning,
             )
         return {"skipped_steps": skipped, "loss_scale": scale}

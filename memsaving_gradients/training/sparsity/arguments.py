@@ -29,5 +29,5 @@ def is_whole(value: Any, least: int) -> bool:
 def seed_of(value: Any) -> int:
     """Return a seed as an int; raise unless it is a whole number from 0 on."""
     if not is_whole(value, 0):
-        raise ArgumentError("seed", value, "give a whole number from 0 on")
+        raise ArgumentError("seed", value, "give a whole number, 0 or more")
     return int(value)

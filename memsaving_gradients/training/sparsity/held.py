@@ -65,7 +65,7 @@ def sparse_bytes(model: Any, optimizer: Any = None) -> HeldBytes:
         raise ArgumentError(
             "optimizer",
             getattr(optimizer, "name", optimizer),
-            "give one of Keras, with slots: optimizer.build(model.trainable_variables)",
+            "give a Keras optimizer with slots: optimizer.build(model.trainable_variables)",
         )
     values, bits = bytes_of([store.values]), bytes_of([*store.bits, store.counts])
     slots = bytes_of(slots_of(optimizer, store.values)) if optimizer is not None else 0

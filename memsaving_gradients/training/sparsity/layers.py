@@ -50,7 +50,7 @@ class _Sparse(_Layer):
         """The dense kernel, computed at each access outside of a call."""
         store, number = self._kernel.store, self._kernel.number
         if store is None:
-            raise ArgumentError("layer", self.name, "has no weights yet; it is made by sparsify")
+            raise ArgumentError("layer", self.name, "has no weights yet; make it with sparsify")
         return store.kernel(number, self.compute_dtype) if self._made is None else self._made
 
     def call(self, inputs: Any, training: Any = None, **options: Any) -> Any:

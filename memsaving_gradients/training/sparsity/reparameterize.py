@@ -97,7 +97,7 @@ class Reparameterize(keras.callbacks.Callback):
             raise ArgumentError(
                 "model",
                 self.model.name,
-                "its sparse weights are frozen, and would be moved; leave Reparameterize out",
+                "its sparse weights are frozen, but Reparameterize would move them; leave it out",
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -133,7 +133,7 @@ class Reparameterize(keras.callbacks.Callback):
             raise ArgumentError(
                 "model",
                 self.model.name,
-                "has no optimizer, whose slots would move along; compile it first",
+                "has no optimizer, whose slots must move with the weights; compile it first",
             )
         masks = store.masks()
         wanted = round(self.moved * sum(map(len, masks)))
@@ -157,8 +157,8 @@ class Reparameterize(keras.callbacks.Callback):
 
 def _checked(schedule: Any) -> tuple[tuple[float, int], ...]:
     way_out = (
-        "give pairs of a share of training from 0 to 1, ascending, and a whole number of steps from"
-        " 1 on: [(0, 100), (0.5, 200)]"
+        "give pairs of a share of training from 0 to 1, ascending, and a whole number of steps, 1"
+        " or more: [(0, 100), (0.5, 200)]"
     )
     pairs = [*schedule] if isinstance(schedule, list | tuple) else []
     if not pairs:

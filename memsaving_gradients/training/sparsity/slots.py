@@ -61,8 +61,9 @@ def first_values(optimizer: Any, weight: Any) -> list[float]:
         why = f"it has {len(found)} slots"
     if len(found) != count:
         warn(
-            f"Reparameterize: no optimizer like {optimizer.name!r} can be made of its get_config()"
-            f" to see what slots begin with ({why}); those of new weights begin at zero",
+            f"Reparameterize: no optimizer like {optimizer.name!r} can be made from its"
+            f" get_config() to read the initial values of slots ({why}); those of new weights"
+            " begin at zero",
             UserWarning,
         )
         return [0.0] * count

@@ -82,8 +82,8 @@ class SparseStore(keras.layers.Layer):
             raise ArgumentError(
                 "jit_compile",
                 True,
-                "sparse weights move between layers, whose sizes XLA would have to know; compile"
-                " the model with jit_compile=False",
+                "sparse weights move between layers, and XLA would have to know how many each"
+                " layer has; compile the model with jit_compile=False",
             )
         values = _of_known_shape(tf.convert_to_tensor(values))
         parts: list[tf.Tensor] = tf.split(values, self.counts.value, num=len(self.shapes))
@@ -124,8 +124,8 @@ class SparseStore(keras.layers.Layer):
                 raise ArgumentError(
                     "total",
                     self.total,
-                    f"the sparse weights of this model, but what is loaded has {found[0]}; make the"
-                    " model with the sparsity and the sparse layers of the one that was saved",
+                    f"is the number of this model's sparse weights, but the file has {found[0]};"
+                    " make the model with the sparsity and the sparse layers of the saved one",
                 )
             super().load_own_variables(store)
         except ValueError as error:

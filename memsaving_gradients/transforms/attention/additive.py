@@ -134,7 +134,7 @@ def additive_attention(
         raise ArgumentError(
             "query",
             query,
-            f"has shape {query.shape}; it must read [batch, queries, width], so reshape it",
+            f"has shape {query.shape}; its axes must be [batch, queries, width], so reshape it",
         )
     check_same("key", key, "query", query, [-2])
     check_same("value", value, "key", key, [-1])
@@ -144,8 +144,8 @@ def additive_attention(
             raise ArgumentError(
                 "scale",
                 scale,
-                f"has shape {scale.shape}; it must be one number for each of {query.shape[-1]}, "
-                "the width of queries",
+                f"has shape {scale.shape}; give one number for each of {query.shape[-1]} features "
+                "(the width of queries)",
             )
     rate, size = check_rate(dropout, seed), block_pair(block)
     if mask is not None:

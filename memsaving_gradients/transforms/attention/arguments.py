@@ -33,24 +33,24 @@ def floating(argument: str, value: Any, dtype: tf.DType | None = None) -> tf.Ten
         tensor = tf.convert_to_tensor(value, dtype)
     except (TypeError, ValueError) as error:
         raise ArgumentError(
-            argument, value, f"is no tensor of {_name(dtype)} ({error}); cast it"
+            argument, value, f"cannot be converted to {_name(dtype)} ({error}); cast it"
         ) from error
     if not tensor.dtype.is_floating:
         raise ArgumentError(
-            argument, tensor, f"has dtype {tensor.dtype.name}; cast it to a floating one"
+            argument, tensor, f"has dtype {tensor.dtype.name}; cast it to a floating point dtype"
         )
     if tensor.shape.rank is None or tensor.shape.rank < 2:
         raise ArgumentError(
             argument,
             tensor,
-            f"has shape {tensor.shape}; it must read [..., positions, width], so set it with "
-            "tf.ensure_shape, or add axes",
+            f"has shape {tensor.shape}; its axes must be [..., positions, width], so set its shape "
+            "with tf.ensure_shape, or add axes",
         )
     return tensor
 
 
 def _name(dtype: tf.DType | None) -> str:
-    return "floating numbers" if dtype is None else dtype.name
+    return "floating point numbers" if dtype is None else dtype.name
 
 
 def number(argument: str, value: Any, dtype: tf.DType) -> tf.Tensor:
@@ -58,10 +58,12 @@ def number(argument: str, value: Any, dtype: tf.DType) -> tf.Tensor:
     try:
         tensor = tf.cast(tf.convert_to_tensor(value), dtype)
     except (TypeError, ValueError, tf.errors.UnimplementedError) as error:
-        raise ArgumentError(argument, value, "is no number") from error
+        raise ArgumentError(argument, value, "is not a number") from error
     if not tensor.shape.is_compatible_with([]):
         raise ArgumentError(
-            argument, value, f"has shape {tensor.shape}; give one number for all, or scale queries"
+            argument,
+            value,
+            f"has shape {tensor.shape}; give one number for all scores, or scale queries yourself",
         )
     return tensor
 
@@ -80,8 +82,8 @@ def check_same(
     raise ArgumentError(
         argument,
         value,
-        f"has shape {value.shape}, which must be that of {other}, {like.shape}, but for axis "
-        f"{axes}; broadcast or transpose it",
+        f"has shape {value.shape}, which must be the shape of {other}, {like.shape}, except in axis"
+        f" {axes}; broadcast or transpose it",
     )
 
 
@@ -92,8 +94,8 @@ def check_mask(argument: str, value: Any, shape: Sequence[int | None]) -> tf.Ten
         raise ArgumentError(
             argument,
             mask,
-            f"has dtype {mask.dtype.name}, and must be boolean, True where a key is seen; cast it "
-            "with tf.cast(mask, tf.bool)",
+            f"has dtype {mask.dtype.name}, but must be boolean, True where a query sees a key; "
+            "cast it with tf.cast(mask, tf.bool)",
         )
     return broadcastable(argument, mask, shape)
 
@@ -110,8 +112,7 @@ def broadcastable(argument: str, tensor: tf.Tensor, shape: Sequence[int | None])
             argument,
             tensor,
             f"has shape {tensor.shape}, which cannot be broadcast to {list(shape)}; add axes with "
-            "tf.newaxis where it is to be "
-            "the same for all",
+            "tf.newaxis where it should be broadcast",
         )
     for _ in range(len(shape) - found):
         tensor = tensor[tf.newaxis]
@@ -124,15 +125,15 @@ def check_rate(dropout: Any, seed: Any) -> float:
         raise ArgumentError(
             "dropout",
             dropout,
-            "must be a number, at least 0 and less than 1: the part that is dropped",
+            "must be a number, at least 0 and less than 1: the share of weights to drop",
         )
     if dropout and seed is None:
         raise ArgumentError(
             "seed",
             seed,
-            f"with dropout={dropout} the weights to drop are drawn from a seed: two integers that "
-            "differ from step to step, such "
-            "as tf.random.Generator.make_seeds gives, or keras.random.SeedGenerator.next",
+            f"dropout={dropout} needs a seed to draw the weights to drop; give two integers that "
+            "differ from step to step, such as those of tf.random.Generator.make_seeds or "
+            "keras.random.SeedGenerator.next",
         )
     return float(dropout)
 
@@ -144,8 +145,8 @@ def check_seed(seed: Any) -> tf.Tensor:
         raise ArgumentError(
             "seed",
             seed,
-            f"has dtype {tensor.dtype.name} and shape {tensor.shape}; give two integers, as "
-            "tf.random.stateless_uniform takes them",
+            f"has dtype {tensor.dtype.name} and shape {tensor.shape}; give two integers, as for "
+            "tf.random.stateless_uniform",
         )
     return tf.cast(tensor, tf.int64)
 
@@ -163,7 +164,7 @@ def block_pair(block: Any) -> tuple[int, int] | None:
         raise ArgumentError(
             "block",
             block,
-            "must be a positive integer, a pair of them (queries, keys), or None for a size that "
-            "is found by bytes",
+            "must be a positive integer, a pair of them (queries, keys), or None, which chooses "
+            "the size by bytes",
         )
     return pair[0], pair[1]

@@ -111,7 +111,7 @@ def _last(
         def refused(*_: tf.Tensor) -> Any:
             raise HigherOrderError(
                 f"{name} can be differentiated twice in reverse mode, or once in forward mode; "
-                "for more take the plain layer or formula"
+                "for more, use the plain layer or formula"
             )
 
         return (of_upstream, *found), refused

@@ -129,9 +129,11 @@ def dot_product_attention(
         try:
             bias = tf.convert_to_tensor(bias, None if tf.is_tensor(bias) else query.dtype)
         except (TypeError, ValueError) as error:
-            raise ArgumentError("bias", bias, f"is no tensor ({error})") from error
+            raise ArgumentError(
+                "bias", bias, f"cannot be converted to a tensor ({error})"
+            ) from error
         if not bias.dtype.is_floating:
-            problem = f"has dtype {bias.dtype.name}; cast it to a floating one"
+            problem = f"has dtype {bias.dtype.name}; cast it to a floating point dtype"
             raise ArgumentError("bias", bias, problem)
         bias = _full_where_unknown(broadcastable("bias", bias, scores), query, key)
     if scale is None:

@@ -38,8 +38,8 @@ class _InBlocks:
             raise ArgumentError(
                 "keras.backend.backend()",
                 keras.backend.backend(),
-                "attention in blocks is written in TensorFlow; set the environment variable "
-                "KERAS_BACKEND=tensorflow before keras is imported",
+                "attention in blocks needs Keras with TensorFlow as its backend; set the "
+                "environment variable KERAS_BACKEND=tensorflow before keras is imported",
             )
         super().__init__(*args, **kwargs)
         self.block = block
@@ -56,8 +56,8 @@ class _InBlocks:
             self._has_warned = True
             warn(
                 f"{type(self).__name__} {self.name!r}: "  # type: ignore[attr-defined]
-                f"{reason}, which is not done in blocks; "
-                "Keras computes all scores at once, and nothing is saved",
+                f"{reason}, which is not supported in blocks; "
+                "Keras computes all scores at once, and saves no memory",
                 NothingSavedWarning,
             )
 
@@ -191,7 +191,7 @@ class MultiHeadAttention(_InBlocks, keras.layers.MultiHeadAttention):
 
     def _reason(self, query: Any) -> str:
         if query.shape.rank != 4 or self._attention_axes != (1,):
-            return f"attention_axes={self._attention_axes} of {query.shape.rank - 2}"
+            return f"attention_axes={self._attention_axes} of {query.shape.rank - 2} axes"
         return "dropout=1 drops all weights" if self._dropout >= 1 else ""
 
 
@@ -328,14 +328,14 @@ def _mismatch(query: Any, key: Any, value: Any) -> str:
     """Return why blocks cannot be made of queries, keys and values; empty if they can."""
     shapes = [tuple(x.shape) for x in (query, key, value)]
     if any(len(shape) != 3 for shape in shapes):
-        return f"attention of {len(shapes[0])} axes"
+        return f"attention of inputs with {len(shapes[0])} axes"
     batches = {shape[0] for shape in shapes} - {None}
     if len(batches) > 1:
-        return f"attention of batches of {sorted(batches)} examples"
+        return f"attention between batches of {sorted(batches)} examples"
     if shapes[0][2] != shapes[1][2]:
-        return f"attention of queries of width {shapes[0][2]} to keys of width {shapes[1][2]}"
+        return f"attention between queries of width {shapes[0][2]} and keys of width {shapes[1][2]}"
     dtypes = {keras.backend.standardize_dtype(x.dtype) for x in (query, key, value)}
-    return f"attention of {' and '.join(sorted(dtypes))}" if len(dtypes) > 1 else ""
+    return f"attention of inputs in {' and '.join(sorted(dtypes))}" if len(dtypes) > 1 else ""
 
 
 def _seed(layer: Any) -> tf.Tensor:

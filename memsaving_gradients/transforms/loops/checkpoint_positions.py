@@ -343,9 +343,9 @@ class Replayed:
     steps: int | None
 
     def __str__(self) -> str:
-        steps = "as many steps as it takes" if self.steps is None else f"{self.steps:,} steps"
+        steps = "an unknown number of steps" if self.steps is None else f"{self.steps:,} steps"
         if self.division.told is not None:
-            steps = f"{self.division.told:,} steps at most, as told"
+            steps = f"at most {self.division.told:,} steps (loop_steps=)"
         return f"{self.name}: {steps}, {self.division}"
 
 

@@ -58,13 +58,13 @@ __all__ = [
 
 #: The reason why loops stay as they are under several tapes, or a persistent one.
 _PREPARED = (
-    "gradients of its gradients are prepared, for there are several tapes around it or a persistent"
-    " one; ask for gradients with tf.gradients, or with one tape after the other"
+    "TensorFlow prepares gradients of its gradients, because several tapes or a persistent one"
+    " record it; ask for gradients with tf.gradients, or with one tape after the other"
 )
 
 #: The reason why loops inside of functions, branches and other loops stay as they are if they
 #: already have gradients.
-_DIFFERENTIATED = "other gradients of it were built before, which read each of its steps"
+_DIFFERENTIATED = "gradients of it that were built before read the values of each of its steps"
 
 #: A function that decides how a loop is replayed; ``None``: not at all.
 Rule = Callable[[Loop, Gradient], Replayed | None]
@@ -334,15 +334,15 @@ def _give_back(replay: Replay) -> None:
         _refuse(name)
     forget_replay(replay)
     warn(
-        f"the loop {name!r} keeps all of its steps: gradients of its gradients were asked for, or "
-        "other ones that need its steps.",
+        f"the loop {name!r} keeps all of its steps: gradients of its gradients, or other gradients "
+        "that need its steps, were asked for.",
         NothingSavedWarning,
     )
 
 
 def _refuse(name: str) -> NoReturn:
     raise HigherOrderError(
-        f"gradients of gradients of the loop {name!r}, which is inside of a function, a branch or"
-        " another loop and is replayed there, or second ones of a branch that calls its function:"
-        " its steps are not kept; ask for the first gradients with loops='keep'"
+        f"the loop {name!r} is replayed inside of a function, a branch or another loop, and its"
+        " steps are not kept: gradients of its gradients, or second gradients of a branch that"
+        " calls its function, cannot be computed; ask for the first gradients with loops='keep'"
     )

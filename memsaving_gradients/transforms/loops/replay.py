@@ -112,7 +112,7 @@ class Replay:
             If the loop cannot be replayed; nothing is changed then.
         """
         if not self.loop.condition_is_pure:
-            raise GraphError(f"the condition of {self.loop.op.name!r} does more than compute")
+            raise GraphError(f"the condition of {self.loop.op.name!r} has side effects")
         self._apply(self.gradients)
 
     @tf.autograph.experimental.do_not_convert
@@ -189,7 +189,7 @@ class Replay:
         if len(free) < len(states) + len(once):
             raise GraphError(
                 f"{self.loop.op.name!r} has {len(states) + len(once)} values to keep, but"
-                f" {len(free)} accumulators to keep them in"
+                f" only {len(free)} accumulators for them"
             )
         kept = []
         for state in states:

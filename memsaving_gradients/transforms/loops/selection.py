@@ -84,7 +84,7 @@ def division_for(
     except GraphError as error:
         return str(error)
     if not loop.condition_is_pure:
-        return "its condition does more than compute, and would be asked more often"
+        return "its condition has side effects, and a replay would run it more often"
     state = _bytes([loop.body.inputs[state] for state in part.states], batch, xla)
     once, step = _bytes(part.once, batch, xla), _bytes(gathered, batch, xla)
     steps = trip_count(loop.op)
@@ -97,8 +97,8 @@ def division_for(
     leaf = leaf_for(many, repeats, max(state, 1), max(step, 1))
     held = states_for(many, repeats, leaf) * state + leaf * step + many * once
     if not part.states or held >= (1 - least_saved) * many * step:
-        saved = "less than a fifth" if least_saved else "nothing"
-        return f"of the {many * step:,} bytes that it keeps {saved} would be saved"
+        saved = "less than a fifth" if least_saved else "none"
+        return f"a replay would save {saved} of the {many * step:,} bytes that it keeps"
     ratio = max(step, 1) / max(state, 1)
     division = Division(repeats, steps, 1 if planned is None else leaf, ratio, told)
     return Replayed(loop.op.name, division, state, step, steps)

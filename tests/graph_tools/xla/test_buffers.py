@@ -1,4 +1,4 @@
-"""What the reader says of XLA's buffers, against XLA's own files and the graphs compiled."""
+"""The buffers that we read from XLA, compared with XLA's own files and the compiled graphs."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _step(program):
 
 
 def both(program: str, folder: str) -> list[int]:
-    """The temporaries of a program as it runs, which XLA writes to ``folder``, and as the reader
-    says."""
+    """Return the bytes of a program's temporaries: those that XLA writes to ``folder``, and
+    ours."""
     step = _step(program)
     step(tf.zeros([SIZE, SIZE]))
     (file,) = Path(folder).glob("*buffer-assignment.txt")
@@ -94,7 +94,7 @@ def test_variables_take_their_old_place_and_results_one_of_their_own():
         weights.assign_sub(x @ weights)
         return tf.sin(x)
 
-    # A batch that nobody knows, in a function around that captures the variable as well.
+    # The batch is unknown, and the outer function captures the variable as well.
     graphs = []
 
     @tf.function(autograph=False)
@@ -110,5 +110,5 @@ def test_variables_take_their_old_place_and_results_one_of_their_own():
 
 def test_what_xla_cannot_compile_is_an_error():
     step = tf.function(lambda x: tf.strings.length(tf.strings.as_string(x)), autograph=False)
-    with pytest.raises(GraphError, match="XLA compiles"):
+    with pytest.raises(GraphError, match="XLA cannot compile"):
         compiled(step.get_concrete_function(X).graph, batch=1)

@@ -1,4 +1,4 @@
-"""Gradients of convolutions as they are written in branches, against TensorFlow's own."""
+"""Gradients of convolutions in the form for branches, compared with TensorFlow's own."""
 
 from __future__ import annotations
 

@@ -211,13 +211,13 @@ def elementwise(result: tf.Tensor) -> Elementwise:
             leaves[tensor.ref()] = tensor, found
         elif _is_of_pairs(tensor) and (reads := _inputs(op)) is not None:
             if len(ops) > MOST_OPS:
-                raise Unclear(f"more than {MOST_OPS} ops lead from a product to it")
+                raise Unclear(f"more than {MOST_OPS} ops compute its scores from a product")
             ops[op] = None
             stack += reads
         else:
             leaves[tensor.ref()] = tensor, Part(tensor)
     if not products:
-        raise Unclear("no product leads to it")
+        raise Unclear("its scores do not come from a product")
     if len(products) > 1:
         raise Unclear("more than one product adds to its scores")
     (product,) = products.values()
@@ -339,7 +339,7 @@ def _check(tensor: tf.Tensor, product: tf.Tensor, last: int | None) -> None:
     """Raise if one of the ``last`` axes of ``tensor`` may be longer than in ``product``."""
     shape = tensor.shape
     if shape.rank is None or shape.rank > product.shape.rank:
-        raise Unclear(f"how {tensor.name!r} meets its scores is unknown")
+        raise Unclear(f"it is unknown how {tensor.name!r} is broadcast to its scores")
     for axis in range(-min(last or shape.rank, shape.rank), 0):
         if shape.as_list()[axis] not in (1, None, product.shape.as_list()[axis]):
-            raise Unclear(f"{tensor.name!r} of shape {shape} is broader than its scores may be")
+            raise Unclear(f"{tensor.name!r} of shape {shape} may have longer axes than its scores")

@@ -134,14 +134,14 @@ def found_in(softmax: tf.Operation) -> Found:
     """
     below = list(_products_below(softmax, _PASSED))
     if not below:
-        raise Unclear("its weights are changed before they meet the values (dropout?)")
+        raise Unclear("its weights are changed before they multiply the values (dropout?)")
     if len(below) > 1:
         raise Unclear("its weights are read more than once")
     if 1 in softmax.outputs[0].shape[-2:].as_list():
         raise Unclear("it has one query or one key")
     ((weights, product, passed),) = below
     if any("_gradient_op_type" in op.node_def.attr for op in (softmax, product.op, *passed)):
-        raise Unclear("one of its ops has a gradient of its own")
+        raise Unclear("one of its ops has a custom gradient")
     between = elementwise(softmax.inputs[0])
     return _joined(softmax, between, passed, weights, product)
 
@@ -177,7 +177,7 @@ def _joined(
     above = Product.of(between.product.op)
     assert above is not None
     if "_gradient_op_type" in above.op.node_def.attr:
-        raise Unclear("one of its ops has a gradient of its own")
+        raise Unclear("one of its ops has a custom gradient")
     axes: Axes = tuple(range(len(above.result)))
     query, key = _query_and_key(above, axes)
     value, output = _value_and_output(below, weights, axes)
@@ -221,11 +221,11 @@ def _value_and_output(below: Product, weights: tf.Tensor, axes: Axes) -> tuple[N
     if names is not None and len(others) == 1:
         seen = below.renamed({**names, others[0]: _OF_VALUES})
     if seen is None:
-        raise Unclear("its values have other axes than keys and one more")
+        raise Unclear("the axes of its values are not those of its keys and one more")
     if set(seen[1 - place]) != {*lead, column, _OF_VALUES}:
-        raise Unclear("its values do not share all axes of keys")
+        raise Unclear("its values do not share all axes of its keys")
     if set(seen[2]) != {*lead, row, _OF_VALUES}:
-        raise Unclear("its output does not have all axes of queries")
+        raise Unclear("its output does not have all axes of its queries")
     return (below.op.inputs[1 - place], seen[1 - place]), (below.op.outputs[0], seen[2])
 
 

@@ -178,7 +178,7 @@ def _check_readers(found: Found, idle: Collection[int]) -> None:
                 if reader in own or reader.type in op_types.SHAPE_READERS:
                     continue
                 if graphs.creation_index(reader) not in idle:
-                    raise Unclear(f"{reader.name!r} ({reader.type}) reads {tensor.name!r} besides")
+                    raise Unclear(f"{reader.name!r} ({reader.type}) also reads {tensor.name!r}")
 
 
 def _forward(found: Found) -> _Built:
@@ -310,7 +310,7 @@ def _check_order(found: Found, first_backward: int, ys: Sequence[tf.Tensor]) -> 
     with original_view.as_built(found.softmax.graph):
         plain = Ancestors().of(ys)
     if not others.isdisjoint(plain):
-        raise Unclear("its gradient is differentiated once more")
+        raise Unclear("its gradient is differentiated again")
 
 
 def _output(built: _Built) -> tf.Tensor:
@@ -344,14 +344,14 @@ def _still_needed(
         for tensor in op.outputs if op in after else ():
             for reader in tensor.consumers() if tensor.ref() not in replaced else ():
                 if reader in after and reader not in own:
-                    return f"{reader.name!r} ({reader.type}) needs {tensor.name!r} as well"
+                    return f"{reader.name!r} ({reader.type}) also needs {tensor.name!r}"
     if any(op in after for op in gradient.ops):
         return (
-            "its scores have a gradient besides those of queries and keys (a bias or scale that is "
-            "trained, keys or values that are shared?)"
+            "its scores have a gradient in addition to those of queries and keys (a bias or scale "
+            "that is trained, keys or values that are shared?)"
         )
     if any(op in after for op in found.ops):
-        return "its scores, weights or output are asked for themselves"
+        return "its scores, weights or output are asked for directly"
     return None
 
 
