@@ -32,7 +32,7 @@ __all__ = [
     "compiling",
     "differentiated_function",
     "enclosing_graphs",
-    "end_is_told",
+    "end_is_reported",
     "ends_of",
     "graphs_of",
     "home_of",
@@ -115,7 +115,7 @@ def compiling(graph: tf.Graph) -> Iterator[None]:
             xla.Exit()
 
 
-def end_is_told() -> bool:
+def end_is_reported() -> bool:
     """Return whether TensorFlow reports the end of the current trace
     (`graph_tools.tf_private.hooks.when_traced`). It does not under ``tf.compat.v1.wrap_function``,
     whose private module is then on the stack (2.16 to 2.21)."""

@@ -121,7 +121,7 @@ def _explanation(study: Study) -> Explanation:
         assumed_batch=site.options.batch if study.assumes_batch else None,
         assumed_steps=site.assumed_steps,
         assumed_rows=most_chosen(ops.ops, site.options.batch),
-        xla=site.data_gates,
+        xla=site.xla,
     )
 
 

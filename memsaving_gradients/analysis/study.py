@@ -22,7 +22,7 @@ from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients import patching
 from memsaving_gradients.budget import chunk_bytes, plain_bytes, safe_bytes
 from memsaving_gradients.engine import whole_step
-from memsaving_gradients.engine.driver.following import Following
+from memsaving_gradients.engine.driver.driver import Driver
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.planning.within_limits import first_share, seek
 from memsaving_gradients.engine.rewire import observing
@@ -116,7 +116,7 @@ class Study:
     def budget_for(self, need: int) -> int:
         """Return the budget to give for a plan that needs ``need`` bytes, with an allowance for
         chance."""
-        return need if self.site.data_gates else int(need * (1 + CHANCE))
+        return need if self.site.xla else int(need * (1 + CHANCE))
 
     def least(self) -> Found | None:
         """Return a plan of least memory, the first that an error about a budget would look at, and
@@ -129,11 +129,11 @@ class Study:
         if self.site.is_large:
             return self._least_of_chains()
         self.site.call = replace(self.site.call, mode="budget")
-        following = Following(self.site)
-        outcome = following.least()
+        driver = Driver(self.site)
+        outcome = driver.least()
         self.loops_alone = [
             (need, self.of_step(seconds - self.graph.total_seconds))
-            for need, seconds in following.loops_alone
+            for need, seconds in driver.loops_alone
         ]
         if outcome is None or self.search is None:
             return None
@@ -155,7 +155,7 @@ class Study:
 
     def _least_of_chains(self) -> Found | None:
         try:
-            self.site.sought = seek(self.site)
+            self.site.search_state = seek(self.site)
         finally:
             self.site.abandon()
         if self.search is None:
@@ -168,7 +168,7 @@ class Study:
     @property
     def search(self) -> Search | None:
         """The search in which `least` found its plan, on the step with masks packed."""
-        return None if self.site.sought is None else self.site.sought.search
+        return None if self.site.search_state is None else self.site.search_state.search
 
     def need(self, proposal: Proposal) -> int:
         """Return the bytes that a plan needs in chunks. In deep networks, estimate them by the

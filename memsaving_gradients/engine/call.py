@@ -44,7 +44,7 @@ class Call:
         All options of the call.
     encode
         The encodings of tensors that the user named, by reference.
-    data_gates
+    xla
         Whether the graph is compiled by XLA.
     attention
         The substitution of attention by blocks; ``None``: no search for attention was made.
@@ -65,7 +65,7 @@ class Call:
     kept: Sequence[tf.Tensor]
     options: Options
     encode: Mapping[Any, str]
-    data_gates: bool
+    xla: bool
     attention: Substituted | None = None
     home: Home | None = None
     reduced: bool = False
@@ -99,7 +99,7 @@ class Call:
         offload = self.options.offload
         if offload is None:
             return ""
-        if self.data_gates:
+        if self.xla:
             raise ArgumentError(
                 "offload",
                 offload.device,
@@ -149,12 +149,12 @@ def components(grads: Sequence[Gradient], graph: tf.Graph) -> list[tf.Tensor]:
 def joined(one: Call, other: Call) -> Call | None:
     """Return two calls as one, if their losses share a forward pass and are all computed before the
     first gradient. ``None``: they do not, or the calls' options differ."""
-    alike = (one.options, one.mode, one.home, one.reduced, one.data_gates) == (
+    alike = (one.options, one.mode, one.home, one.reduced, one.xla) == (
         other.options,
         other.mode,
         other.home,
         other.reduced,
-        other.data_gates,
+        other.xla,
     )
     begin = min(map(graphs.creation_index, one.own), default=0)
     late = any(graphs.creation_index(y.op) >= begin for y in other.ends)

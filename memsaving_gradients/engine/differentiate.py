@@ -94,7 +94,7 @@ def saving(
     built = graph.get_operations()
     mode, kept = _chosen(graph, len(built), ends, starts, options)
     encode = _encodings(graph, len(built), ends, starts, options)
-    data_gates = autodiff.compiled_by_xla() if options.xla is None else bool(options.xla)
+    xla = autodiff.compiled_by_xla() if options.xla is None else bool(options.xla)
     found, inner = None, is_inner(graph, options, ends, tape)
     if inner:
         with paused():
@@ -126,7 +126,7 @@ def saving(
         kept=kept,
         options=options,
         encode=encode,
-        data_gates=data_gates,
+        xla=xla,
         attention=in_blocks,
         home=home_of([y for y in ends if y.graph is graph]),
         reduced=whole_step.will_be_reduced(),

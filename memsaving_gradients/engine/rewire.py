@@ -13,8 +13,8 @@ from graph_tools.editing import original_view
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.engine import graph_state, replicas, whole_step
 from memsaving_gradients.engine.call import Call, Gradient, components
-from memsaving_gradients.engine.driver.attempt import Followed, take_back
-from memsaving_gradients.engine.driver.following import Following
+from memsaving_gradients.engine.driver.attempt import AppliedPlan, take_back
+from memsaving_gradients.engine.driver.driver import Driver
 from memsaving_gradients.engine.feedback.notices import (
     note_unused,
     warn_nothing_saved,
@@ -91,7 +91,7 @@ def site_of(
     if why := replicas.unsupported():
         warn_nothing_saved(call.graph, why)
         return None
-    if call.data_gates and autodiff.vectorized():
+    if call.xla and autodiff.vectorized():
         warn_nothing_saved(
             call.graph,
             "XLA cannot compile the vectorized form of the ops that hold recomputation back",
@@ -109,19 +109,19 @@ class Saved:
 
     Attributes
     ----------
-    following
+    driver
         The computation, with the plans that were tried for it.
     followed
         The plan that it follows; ``None``: the gradients are plain.
     """
 
-    following: Following
-    followed: Followed | None
+    driver: Driver
+    followed: AppliedPlan | None
 
     @property
     def site(self) -> Site:
         """The gradient computation."""
-        return self.following.site
+        return self.driver.site
 
     def take_back(self) -> None:
         """Restore the graph as TensorFlow built it, so that it can be planned anew."""
@@ -129,7 +129,7 @@ class Saved:
             _forget(self)
             take_back(self.site, self.followed)
         self.site.treat_loops(None)
-        self.site.sought = self.followed = None
+        self.site.search_state = self.followed = None
 
     def settle(self, **changes: Any) -> None:
         """Record the plan, with ``changes`` to its attributes, as the final one."""
@@ -153,8 +153,8 @@ def save(site: Site, shared: Shared | None = None) -> Saved:
     ``shared``: the options and the plan that the site shares with equal ones; by default, with its
     replicas.
     """
-    following = Following(site, shared or replicas.shared(site))
-    saved = Saved(following, following.follow())
+    driver = Driver(site, shared or replicas.shared(site))
+    saved = Saved(driver, driver.follow())
     _remember(saved)
     return saved
 

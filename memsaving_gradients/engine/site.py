@@ -35,11 +35,11 @@ from memsaving_gradients.schedules.simulate import Simulation, simulate
 from memsaving_gradients.transforms.loops.selection import Loops, Replayed
 from memsaving_gradients.transforms.packing.packing import Packed, pack
 
-__all__ = ["Site", "Sought"]
+__all__ = ["SearchState", "Site"]
 
 
 @dataclass(frozen=True, eq=False)
-class Sought:
+class SearchState:
     """The search for a plan for one gradient computation: its step, its goal, its state.
 
     Attributes
@@ -71,7 +71,7 @@ class Sought:
     before: Simulation
     goal: Goal | None
     search: Search | None
-    other: Sought | None = None
+    other: SearchState | None = None
     cost: float = math.inf
     estimate: int = 0
     searched: dict[int, tuple[CapturedStep, Search | None]] = field(default_factory=dict)
@@ -117,13 +117,13 @@ class Site:
         call = self.call
         self.graph, self.grads, self.home = call.graph, call.flat, call.home
         self.options, self.attention, self.encode = call.options, call.attention, call.encode
-        self.data_gates = call.data_gates
+        self.xla = call.xla
         tell_steps(self.graph, self.options.loop_steps)
-        if self.data_gates:
+        if self.xla:
             note_copies(self.graph)
-        self.sought: Sought | None = None
+        self.search_state: SearchState | None = None
         asked = self.options.loops != "auto"
-        of = self.graph, call.own, self.options.batch, self.data_gates
+        of = self.graph, call.own, self.options.batch, self.xla
         self.loops = Loops(*of, asked=asked)
         self._known = len(self.graph.get_operations())
         self._captured: CapturedStep | None = None
@@ -159,7 +159,7 @@ class Site:
     @property
     def gating(self) -> str:
         """The kind of gates: ``"data"`` under XLA, else ``"control"``."""
-        return "data" if self.data_gates else "control"
+        return "data" if self.xla else "control"
 
     @property
     def assumed_steps(self) -> int | None:
@@ -216,7 +216,7 @@ class Site:
         self.unpack()
         start = len(self.graph.get_operations())
         if self.loops.treat(way):
-            self._captured = self.sought = None
+            self._captured = self.search_state = None
             # The ops that were built for the previous way have no readers any more.
             graph_state.idle(self.graph).update(self._for_loops)
             built = self.graph.get_operations()[start:]
@@ -233,7 +233,7 @@ class Site:
             hold_gradients=self.holds_gradients,
             may_chain=options.accumulate and not graphs.tape_is_recording(),
             # XLA chooses its own order for sums of few addends, whatever op expresses them.
-            short_sums=not self.data_gates,
+            short_sums=not self.xla,
             idle=graph_state.idle(self.graph),
             beside={*self.packed.early, *self.gates},
             without={**self.without, **self.gates},
@@ -257,7 +257,7 @@ class Site:
     def count_less(self, least: float) -> bool:
         """Switch to the next estimate of the rest of the step that is lower, for some gradient, by
         more than ``least`` bytes; return whether there is one."""
-        if self._rest is None or self.sought is None:
+        if self._rest is None or self.search_state is None:
             return False
         estimates = self._rest.estimates
         now = estimates[self.estimate]
@@ -279,7 +279,7 @@ class Site:
 
     def simulate_plain(self, step: CapturedStep) -> Simulation:
         """Return the simulation of plain training: by the executor, or of the schedule for XLA."""
-        if self.data_gates:
+        if self.xla:
             # XLA runs no executor: its own scheduler orders one program.
             return self._named(simulate(step.graph, plain(step.graph)), step.source)
         return self._simulated(step.source, step.graph.targets)
@@ -304,7 +304,7 @@ class Site:
         """Return the simulation of the step with ``grads`` and the gradients of earlier calls on
         the same device; ``None``: there are no earlier calls, or XLA orders the step."""
         others = [(t, held) for t, held in graph_state.earlier(self.graph) if self.is_here(t.op)]
-        if not others or self.data_gates:
+        if not others or self.xla:
             return None
         return self._simulate_built(grads, others)
 
@@ -394,12 +394,17 @@ class Site:
     @property
     def goal(self) -> Goal | None:
         """The budget that plans have to keep; ``None``: there is none, or it is not known yet."""
-        return None if self.sought is None else self.sought.goal
+        return None if self.search_state is None else self.search_state.goal
+
+    def or_plain(self, need: int, plain_need: int) -> int:
+        """Return the lower of the needs of a plan and of plain training; the latter does not count
+        if the user asked for a way to treat loops."""
+        return min(need, plain_need) if self.options.loops == "auto" else need
 
     @property
     def stopped(self) -> str:
         """Why planning ended early, or an empty string."""
-        search = self.sought.search if self.sought is not None else None
+        search = self.search_state.search if self.search_state is not None else None
         return "" if search is None else search.stopped
 
     def take_back(self, result: Rewrite) -> None:

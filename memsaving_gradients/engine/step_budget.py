@@ -64,7 +64,7 @@ _Updates: TypeAlias = Mapping[str, Update]
 
 
 @dataclass(frozen=True, eq=False)
-class _Left:
+class _WaitingCall:
     """A call that waits for the end of its step, and the gradients that the user got for it."""
 
     call: Call
@@ -75,7 +75,7 @@ class _Left:
 class _Waiting:
     """The waiting calls of a graph, and each op's control inputs when the last call was added."""
 
-    calls: list[_Left] = field(default_factory=list)
+    calls: list[_WaitingCall] = field(default_factory=list)
     controls: dict[tf.Operation, list[tf.Operation]] = field(default_factory=dict)
 
 
@@ -83,24 +83,24 @@ def waits_for_its_step(call: Call) -> bool:
     """Return whether a call has to be planned with the whole step."""
     options = call.options
     promised = options.budget is not None or any(p.budget is not None for p in options.plan)
-    alone = can_be_assigned(call) if call.data_gates else promised
-    return alone and not is_observed() and _ends(call.graph)
+    alone = can_be_assigned(call) if call.xla else promised
+    return alone and not is_observed() and _end_is_reported(call.graph)
 
 
 def is_inner(graph: tf.Graph, options: Options, ys: Sequence[tf.Tensor], tape: Any) -> bool:
     """Return whether a tape other than ``tape`` records ops on ``ys``. Gradients with a budget then
     stay as TensorFlow builds them, because that tape may differentiate them."""
-    if options.budget is None or not ys or not _ends(graph):
+    if options.budget is None or not ys or not _end_is_reported(graph):
         return False
     return autodiff.is_recorded(ys, besides=tape)
 
 
-def _ends(graph: tf.Graph) -> bool:
+def _end_is_reported(graph: tf.Graph) -> bool:
     """Return whether TensorFlow will report when ``graph`` is complete, and its ops stay as they
     are until then."""
     return (
         graphs.is_function(graph)
-        and autodiff.end_is_told()
+        and autodiff.end_is_reported()
         and not autodiff.vectorized()
         and not replicas.unsupported()
         and not whole_step.is_consumed_at_once()
@@ -114,7 +114,7 @@ def leave(call: Call) -> list[Any]:
     grads = tf.nest.pack_sequence_as(list(call.grads), given, expand_composites=True)
     hooks.when_traced(_plan)
     waiting = notes(call.graph, _Waiting)
-    waiting.calls.append(_Left(call, grads))
+    waiting.calls.append(_WaitingCall(call, grads))
     waiting.controls = {op: op.control_inputs for op in call.graph.get_operations()}
     return list(grads)
 
@@ -169,7 +169,7 @@ def _plan(graph: tf.Graph) -> None:
 def _waits(graph: tf.Graph) -> bool:
     """Return whether calls wait for the end of a graph that the executor will run."""
     waiting = notes(graph, _Waiting).calls if has_notes(graph, _Waiting) else []
-    return any(not left.call.data_gates for left in waiting)
+    return any(not left.call.xla for left in waiting)
 
 
 def _added(op: tf.Operation, known: Sequence[tf.Operation]) -> set[tf.Operation]:
@@ -180,7 +180,7 @@ def _added(op: tf.Operation, known: Sequence[tf.Operation]) -> set[tf.Operation]
 
 def _plan_on(
     graph: tf.Graph,
-    calls: Sequence[_Left],
+    calls: Sequence[_WaitingCall],
     without: Mapping[tf.Operation, Collection[tf.Operation]],
     later: Sequence[tf.Operation],
 ) -> None:
@@ -194,7 +194,7 @@ def _plan_on(
     sites = [site for site in found if site is not None]
     if not sites:
         return
-    step = None if sites[0].data_gates else _Step.of(sites)
+    step = None if sites[0].xla else _Step.of(sites)
     if all(can_be_assigned(site.call) for site in sites):
         plan_assigned(graph, sites)
     elif step is None:
@@ -208,13 +208,13 @@ def _plan_on(
 
 def see_whole(site: Site) -> None:
     """Let plans for a call cover its whole step; its function has been traced to its end."""
-    step = None if site.data_gates else _Step.of([site])
+    step = None if site.xla else _Step.of([site])
     if step is not None:
         (ends,) = step.updates(graph_state.operations_since(site.graph))
         site.whole = Whole(step.plain, ends, step.source, step.run)
 
 
-def _together(calls: Sequence[_Left]) -> list[tuple[Call, list[Any]]]:
+def _together(calls: Sequence[_WaitingCall]) -> list[tuple[Call, list[Any]]]:
     """Join calls that are planned as one; return each with the gradients that the user got."""
     found: list[tuple[Call, list[Any]]] = []
     for left in calls:
@@ -385,7 +385,7 @@ class _Step:
             if not share:
                 break
             # Calls that follow their least cannot save more; the last round finds the least need.
-            is_last = left == 1 or all(one.following.at_least for one in saved)
+            is_last = left == 1 or all(one.driver.at_least for one in saved)
             share = 0.0 if is_last else share * budget / need
             saved, need = self._round(updates, share), self.need
         raise self._too_small(budget, min(first, need) if few else need)
@@ -410,10 +410,7 @@ class _Step:
         base = plain_bytes(self.plain, site.gating)
         unknown = next(filter(None, map(unknown_to, self.sites)), None)
         asked = Goal(budget, self._need(self.plain), base, site.options.budget, unknown)
-        if site.options.loops == "auto":
-            # A user who asks for a way to treat loops does not get plain training.
-            need = min(need, asked.plain_need)
-        return too_small(asked, need, site.stopped)
+        return too_small(asked, site.or_plain(need, asked.plain_need), site.stopped)
 
 
 def _without_blocks(sites: Sequence[Site]) -> tuple[OpGraph, Simulation]:

@@ -76,7 +76,7 @@ def _traced(graph: tf.Graph) -> None:
     if sites:
         check_attention(graph, sites)
         # XLA chooses its own order for a step.
-        if not _consumed.get() and not sites[0].data_gates:
+        if not _consumed.get() and not sites[0].xla:
             _defer(graph, sites[0].first_operation, [site.home for site in sites])
     elif step.added_up and not step.deferred:
         step.deferred = True

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise
 
+from memsaving_gradients.planners import Planner
 from memsaving_gradients.planners.proposal import (
     MOST_STEPS,
     QUARTERS,
@@ -47,8 +48,6 @@ __all__ = ["planner_that_stores", "store"]
 #: A loaded value stays until its next reader if the ops until then write at most this many times
 #: its bytes.
 PATIENCE = 4
-
-Planner = Callable[[TrainingGraph, Limits], Proposal]
 
 
 def store(graph: TrainingGraph, schedule: Schedule, chosen: Iterable[Stored]) -> Schedule:

@@ -38,7 +38,7 @@ def describe(
     mode: str,
     planner: str,
     batch: int,
-    data_gates: bool,
+    xla: bool,
     packed: bool,
     before: Simulation,
     batch_is_known: bool = True,
@@ -61,8 +61,8 @@ def describe(
         The batch size that was planned for, and whether it was given.
     assumed_steps
         The number of steps that loops were planned for, if it was not given; else ``None``.
-    data_gates
-        Whether gating is for XLA.
+    xla
+        Whether XLA compiles the graph.
     packed
         Whether masks were packed before the step was captured.
     before
@@ -91,7 +91,7 @@ def describe(
         extra_time=(proposal.extra_seconds + more) / seconds,
         clones=proposal.schedule.clones,
         checkpoints=tuple(step.source.tensor(s).name for s in sorted(checkpoints)),
-        gating="data" if data_gates else "control",
+        gating="data" if xla else "control",
         planner=planner,
         budget=budget,
         planned_for=found.asked,

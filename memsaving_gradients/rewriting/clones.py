@@ -98,7 +98,7 @@ def rewrite(
     schedule: Schedule,
     simulation: Simulation,
     *,
-    data_gates: bool,
+    xla: bool,
     updates: Mapping[str, Update] | None = None,
     host: str = "",
     grads: Sequence[tf.Tensor] = (),
@@ -113,8 +113,8 @@ def rewrite(
         The order of executions. Forward ops run first, as they are.
     simulation
         Bytes alive over the schedule: ops that are small relative to the peak may run late.
-    data_gates
-        Gate by data edges (XLA) instead of control edges.
+    xla
+        Whether XLA compiles the graph: runs become conditionals, not gates.
     updates
         By name of a gradient's op, the use of the gradient, if it is built already.
     host
@@ -122,7 +122,7 @@ def rewrite(
     grads
         The gradients; the ops that read them do not exist yet.
     """
-    writer = _Writer(step, schedule, simulation, data_gates, updates or {}, host)
+    writer = _Writer(step, schedule, simulation, xla, updates or {}, host)
     graph = step.source.ops[0].graph
     known = len(graph.get_operations())
     with graphs.outside_scopes(graph), graphs.unrecorded():
@@ -165,7 +165,7 @@ class _Writer:
         step: CapturedStep,
         schedule: Schedule,
         simulation: Simulation,
-        data_gates: bool,
+        xla: bool,
         updates: Mapping[str, Update],
         host: str,
     ) -> None:
@@ -180,7 +180,7 @@ class _Writer:
         self.holds: Holds | None = None
         self.stragglers: Stragglers | None = None
         self.regions: Regions | None = None
-        if data_gates:
+        if xla:
             self.regions = Regions(step.source, self.result.rewiring)
         else:
             self.holds = Holds(

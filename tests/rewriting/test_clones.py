@@ -81,7 +81,7 @@ class Scheduled:
             mode="named",
             planner="the test's own",
             batch=1,
-            data_gates=site.data_gates,
+            xla=site.xla,
             packed=False,
             before=site.simulate_plain(step),
         )

@@ -36,7 +36,7 @@ def can_be_assigned(call: Call) -> bool:
     Calls that replicas reduce, or whose attention is in blocks already, are left out.
     """
     limit = call.options.limit
-    if limit is None or not call.data_gates or not autodiff.is_compiled_alone(call.graph):
+    if limit is None or not call.xla or not autodiff.is_compiled_alone(call.graph):
         return False
     if call.home is not None or call.reduced or (call.attention and call.attention.names):
         return False

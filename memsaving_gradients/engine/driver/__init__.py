@@ -9,6 +9,6 @@ Calls with a budget wait for the end of their function's trace, and keep it with
 - :mod:`~memsaving_gradients.engine.driver.attempts`: one plan after the other, for one step.
 - :mod:`~memsaving_gradients.engine.driver.candidates`: the variants of a step to plan for, with
   different loop replays and with masks packed or not; the first that fits.
-- :mod:`~memsaving_gradients.engine.driver.following`: one gradient computation, alone, with its
+- :mod:`~memsaving_gradients.engine.driver.driver`: one gradient computation, alone, with its
   replicas, and with the rest of its step.
 """

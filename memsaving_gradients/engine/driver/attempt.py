@@ -9,11 +9,11 @@ from memsaving_gradients.engine.site import Site
 from memsaving_gradients.rewriting.clones import Rewrite, rewrite
 from memsaving_gradients.schedules.simulate import Simulation
 
-__all__ = ["Followed", "follow", "take_back"]
+__all__ = ["AppliedPlan", "follow", "take_back"]
 
 
 @dataclass(frozen=True, eq=False)
-class Followed:
+class AppliedPlan:
     """A plan that a graph follows.
 
     Attributes
@@ -40,17 +40,17 @@ class Followed:
         return budget is None or need <= budget
 
 
-def follow(site: Site, outcome: Outcome) -> Followed:
+def follow(site: Site, outcome: Outcome) -> AppliedPlan:
     """Make the graph follow a plan. Except under XLA, describe the plan by a simulation of the
     executor: of the whole step, or of the gradients if they are planned alone."""
     if outcome.plain:
-        return Followed(outcome, None)
-    proposal, gates = outcome.proposal, site.data_gates
+        return AppliedPlan(outcome, None)
+    proposal = outcome.proposal
     result = rewrite(
         outcome.step,
         proposal.schedule,
         proposal.simulation,
-        data_gates=gates,
+        xla=site.xla,
         updates={} if site.whole is None else site.whole.updates,
         host=site.call.host,
         grads=site.grads,
@@ -58,12 +58,12 @@ def follow(site: Site, outcome: Outcome) -> Followed:
     for grad, given in zip(site.grads, site.given, strict=False):
         if grad.ref() in result.replaced:
             result.rewiring.point(given.op, 0, result.replaced[grad.ref()])
-    if not gates:
+    if not site.xla:
         outcome = outcome.as_it_runs(site.simulate_rewritten(result, proposal.extra_seconds))
-    return Followed(outcome, result)
+    return AppliedPlan(outcome, result)
 
 
-def take_back(site: Site, found: Followed | None) -> None:
+def take_back(site: Site, found: AppliedPlan | None) -> None:
     """Restore the graph as it was before it followed ``found``."""
     if found is not None and found.result is not None:
         site.take_back(found.result)

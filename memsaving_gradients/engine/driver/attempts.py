@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memsaving_gradients.budget import Goal, chunk_bytes, too_small
-from memsaving_gradients.engine.driver.attempt import Followed, follow, take_back
+from memsaving_gradients.budget import chunk_bytes, too_small
+from memsaving_gradients.engine.driver.attempt import AppliedPlan, follow, take_back
 from memsaving_gradients.engine.driver.window import Window
 from memsaving_gradients.engine.feedback.notices import warn_nothing_saved
 from memsaving_gradients.engine.planning.by_mode import by_mode
@@ -69,12 +69,12 @@ class Attempts:
         earlier plans, which tell whether a plan is worth trying now."""
         self.site.count()
         #: The fastest plan so far that keeps the budget.
-        self._best: Followed | None = None
+        self._best: AppliedPlan | None = None
         if not alike:
             #: The need of each plan for earlier estimates, and its extra time.
             self._earlier: list[tuple[int, float]] = []
 
-    def kept(self, limit: float = math.inf) -> Followed | None:
+    def kept(self, limit: float = math.inf) -> AppliedPlan | None:
         """Follow a plan that keeps the budget, or the plan of another mode; ``None``: nothing can
         be saved, or no plan with less extra time than ``limit`` keeps the budget."""
         if self.mode != "budget":
@@ -92,7 +92,7 @@ class Attempts:
             found = self.again(self._best)
         return None if found is None else self._polished(found)
 
-    def _only(self) -> Followed | None:
+    def _only(self) -> AppliedPlan | None:
         """Follow the one plan of a mode without a budget."""
         outcome = self._outcome()
         found = None if outcome is None else follow(self.site, outcome)
@@ -103,8 +103,8 @@ class Attempts:
 
     def _foreseen(self, search: Search) -> Found:
         """Return the plan that may keep the budget, as far as is known before its rewrite."""
-        assert self.site.sought is not None
-        return search.within(first_need(self.site, self.site.sought))
+        assert self.site.search_state is not None
+        return search.within(first_need(self.site, self.site.search_state))
 
     def _outcome(self, wanted: Callable[[Search], Found] = Search.least) -> Outcome | None:
         """Return the plan of the mode; under a budget, the plan that ``wanted`` picks."""
@@ -116,7 +116,7 @@ class Attempts:
 
     def _tried(
         self, outcome: Outcome | None, attempts: int, limit: float = math.inf, quick: bool = True
-    ) -> Followed | None:
+    ) -> AppliedPlan | None:
         """Follow plans for the current estimate, ``outcome`` first, and return the first one that
         keeps the budget and leaves no room for a clearly faster one. Note the others.
 
@@ -159,7 +159,7 @@ class Attempts:
         self._earlier += now
         return None
 
-    def _leaves_room(self, found: Followed, need: int, tried: list[tuple[int, float]]) -> bool:
+    def _leaves_room(self, found: AppliedPlan, need: int, tried: list[tuple[int, float]]) -> bool:
         """Return whether some plan may be faster by more than `SLACK` than ``found``, which keeps
         the budget and needs ``need`` bytes.
 
@@ -184,7 +184,7 @@ class Attempts:
         needs, times = _fastest(self._earlier)
         return bool(need >= needs[0] and extra > np.interp(need, needs, times))
 
-    def rescued(self) -> Followed:
+    def rescued(self) -> AppliedPlan:
         """Follow the plan of least memory, or a faster one between it and those that broke the
         budget.
 
@@ -204,11 +204,13 @@ class Attempts:
             needs.append(found.outcome.need)
             # The error names the least need over all estimates, whatever the budget is.
             if self.site.stopped or not self._counts_less(by=0.0):
-                raise too_small(goal, self._or_plain(goal, min(needs)), self.site.stopped)
+                raise too_small(
+                    goal, self.site.or_plain(min(needs), goal.plain_need), self.site.stopped
+                )
         other = self._tried(found.outcome, FEW_ATTEMPTS, quick=False)
         return other or self.again(self._best or found)
 
-    def _polished(self, found: Followed) -> Followed:
+    def _polished(self, found: AppliedPlan) -> AppliedPlan:
         """Follow ``found``, or the planner's best plan for as many bytes if that is faster and
         keeps the budget, too."""
         plan, asked = found.outcome.plan, found.outcome.plan.planned_for
@@ -229,7 +231,7 @@ class Attempts:
         plan = replace(plan, lower_bound=min(bound, plan.extra_time))
         return replace(found, outcome=replace(found.outcome, plan=plan))
 
-    def least(self) -> Followed | None:
+    def least(self) -> AppliedPlan | None:
         """Follow the plan of least memory in the executor's order, whatever the budget is."""
         outcome = self._outcome()
         if outcome is None:
@@ -247,7 +249,7 @@ class Attempts:
         take_back(self.site, other)
         return self.again(found)
 
-    def again(self, found: Followed) -> Followed:
+    def again(self, found: AppliedPlan) -> AppliedPlan:
         """Make the graph follow a plan once more."""
         return replace(found, result=follow(self.site, found.outcome).result)
 
@@ -257,7 +259,7 @@ class Attempts:
         goal = self.site.goal
         return goal is not None and self.site.count_less(by * goal.budget)
 
-    def if_it_saves(self, found: Followed | None) -> Followed | None:
+    def if_it_saves(self, found: AppliedPlan | None) -> AppliedPlan | None:
         """Return ``found`` if it needs less than plain training in the executor's order, which its
         schedule does not show; else take it back.
 
@@ -293,11 +295,6 @@ class Attempts:
         )
         return None
 
-    def _or_plain(self, goal: Goal, need: int) -> int:
-        """Return the lower of the needs of a plan and of plain training; the latter does not count
-        if the user asked for a way to treat loops."""
-        return need if self.site.options.loops != "auto" else min(need, goal.plain_need)
-
 
 def _fastest(tried: list[tuple[int, float]]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return the needs of plans in ascending order, and the least extra time within each."""
@@ -305,7 +302,7 @@ def _fastest(tried: list[tuple[int, float]]) -> tuple[npt.NDArray[Any], npt.NDAr
     return needs, np.minimum.accumulate(times)
 
 
-def _extra(found: Followed | None) -> float:
+def _extra(found: AppliedPlan | None) -> float:
     return math.inf if found is None else found.outcome.plan.extra_time
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from graph_tools.errors import GraphError
-from memsaving_gradients.engine.driver.attempt import Followed, take_back
+from memsaving_gradients.engine.driver.attempt import AppliedPlan, take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
 from memsaving_gradients.engine.planning.within_limits import search_of
-from memsaving_gradients.engine.site import Site, Sought
+from memsaving_gradients.engine.site import SearchState, Site
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.planners.meter import is_clearly_less
 from memsaving_gradients.transforms.loops.selection import WAYS
@@ -23,7 +23,7 @@ from memsaving_gradients.transforms.loops.selection import WAYS
 __all__ = ["each_way", "first_candidate_that_fits"]
 
 
-def first_candidate_that_fits(attempts: Attempts) -> Followed | None:
+def first_candidate_that_fits(attempts: Attempts) -> AppliedPlan | None:
     """Follow a plan with which the gradients keep the budget; ``None``: nothing can be saved.
 
     Raises
@@ -98,8 +98,8 @@ def _treat(attempts: Attempts, way: str | None) -> None:
 
 
 def _cheaper(
-    attempts: Attempts, found: Followed | None, ways: Sequence[str | None]
-) -> Followed | None:
+    attempts: Attempts, found: AppliedPlan | None, ways: Sequence[str | None]
+) -> AppliedPlan | None:
     """Follow ``found``, a plan for the first of ``ways``, or a plan for the next way if that takes
     less time."""
     if found is None or found.result is None or len(ways) < 2 or attempts.mode != "budget":
@@ -117,7 +117,9 @@ def _cheaper(
     return _packed_or_not(attempts)
 
 
-def _faster(site: Site, extra: float, attempt: Callable[[], Followed | None]) -> Followed | None:
+def _faster(
+    site: Site, extra: float, attempt: Callable[[], AppliedPlan | None]
+) -> AppliedPlan | None:
     """Return the plan that ``attempt`` follows, if it takes less than ``extra`` time; else restore
     the graph and return ``None``."""
     try:
@@ -130,12 +132,12 @@ def _faster(site: Site, extra: float, attempt: Callable[[], Followed | None]) ->
     return None
 
 
-def _packed_or_not(attempts: Attempts, limit: float = math.inf) -> Followed | None:
+def _packed_or_not(attempts: Attempts, limit: float = math.inf) -> AppliedPlan | None:
     """Follow a plan with masks as they are. Switch packing if no such plan keeps the budget, or if
     a first plan with packing switched was faster. ``limit``: as in `Attempts.kept`."""
     site = attempts.site
     found = attempts.kept(limit)
-    if found is not None or attempts.mode != "budget" or site.sought is None:
+    if found is not None or attempts.mode != "budget" or site.search_state is None:
         return _packed_otherwise(attempts, found)
     if _has_other(site):
         _switch_packing(attempts)
@@ -143,7 +145,7 @@ def _packed_or_not(attempts: Attempts, limit: float = math.inf) -> Followed | No
     return _rescued(attempts) if found is None and math.isinf(limit) else found
 
 
-def _rescued(attempts: Attempts) -> Followed:
+def _rescued(attempts: Attempts) -> AppliedPlan:
     """Follow the plan of least memory, with masks packed or not, if no other keeps the budget."""
     try:
         return attempts.rescued()
@@ -157,7 +159,7 @@ def _rescued(attempts: Attempts) -> Followed:
             raise min((error, another), key=lambda refused: refused.least) from None
 
 
-def _packed_otherwise(attempts: Attempts, found: Followed | None) -> Followed | None:
+def _packed_otherwise(attempts: Attempts, found: AppliedPlan | None) -> AppliedPlan | None:
     """Follow ``found``, or a plan with packing switched if that is faster. Try it only if the
     planner's plan for the same bytes is faster."""
     site = attempts.site
@@ -165,10 +167,10 @@ def _packed_otherwise(attempts: Attempts, found: Followed | None) -> Followed | 
         return found
     extra = found.outcome.plan.extra_time
     seconds = extra * site.original()[0].graph.total_seconds
-    assert site.sought is not None and site.sought.other is not None
-    if not is_clearly_less(site.sought.other.cost, seconds):
+    assert site.search_state is not None and site.search_state.other is not None
+    if not is_clearly_less(site.search_state.other.cost, seconds):
         return found
-    if not is_clearly_less(_cost_at(site, found, site.sought.other), seconds):
+    if not is_clearly_less(_cost_at(site, found, site.search_state.other), seconds):
         return found
     take_back(site, found)
     _switch_packing(attempts, alike=True)
@@ -179,7 +181,7 @@ def _packed_otherwise(attempts: Attempts, found: Followed | None) -> Followed | 
     return attempts.again(found)
 
 
-def _cost_at(site: Site, found: Followed, other: Sought) -> float:
+def _cost_at(site: Site, found: AppliedPlan, other: SearchState) -> float:
     """Return the extra seconds of a plan with packing switched, for as many bytes as ``found``;
     infinite: no plan fits, 0: they are unknown."""
     asked = found.outcome.plan.planned_for
@@ -192,16 +194,18 @@ def _cost_at(site: Site, found: Followed, other: Sought) -> float:
 
 def _has_other(site: Site) -> bool:
     """Return whether a search for plans with packing switched is possible."""
-    return site.sought is not None and site.sought.other is not None and not site.stopped
+    return (
+        site.search_state is not None and site.search_state.other is not None and not site.stopped
+    )
 
 
 def _switch_packing(attempts: Attempts, *, alike: bool = False) -> None:
     """Pack masks if they are not packed, else unpack them, and search plans for that from now on.
     ``alike``: as in `Attempts.start`."""
-    site, sought = attempts.site, attempts.site.sought
-    assert sought is not None and sought.other is not None
+    site, state = attempts.site, attempts.site.search_state
+    assert state is not None and state.other is not None
     site.switch_packing(not site.packed.tensors)
-    other = sought.other
+    other = state.other
     search = other.search or search_of(site, other.step, other.before)
-    site.sought = replace(other, search=search, other=replace(sought, other=None))
+    site.search_state = replace(other, search=search, other=replace(state, other=None))
     attempts.start(alike=alike)

@@ -84,7 +84,7 @@ def described(
         batch=site.options.batch,
         batch_is_known=site.options.batch_size is not None,
         assumed_steps=site.assumed_steps,
-        data_gates=site.data_gates,
+        xla=site.xla,
         packed=packed,
         budget=budget,
         before=before,

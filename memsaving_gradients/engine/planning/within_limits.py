@@ -21,7 +21,7 @@ from memsaving_gradients.engine.planning.outcome import (
     described,
     nothing_else,
 )
-from memsaving_gradients.engine.site import Site, Sought
+from memsaving_gradients.engine.site import SearchState, Site
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import find_planner, planner_name
 from memsaving_gradients.planners.budget_search import Search
@@ -52,30 +52,30 @@ def within_limits(
     or of the planner saves memory. ``wanted``: picks the plan from a search for a budget.
     """
     options = site.options
-    if site.sought is None:
-        site.sought = seek(site)
-    sought = site.sought
-    if sought is None:
+    if site.search_state is None:
+        site.search_state = seek(site)
+    state = site.search_state
+    if state is None:
         return None
-    if sought.estimate != site.estimate:
-        site.sought = sought = _estimated(site, sought)
-    step, goal, search = sought.step, sought.goal, sought.search
+    if state.estimate != site.estimate:
+        site.search_state = state = _estimated(site, state)
+    step, goal, search = state.step, state.goal, state.search
     budget = None if goal is None else goal.budget
     name = planner_name(options.planner)
-    plain_need = chunk_bytes(sought.before, site.gating)
+    plain_need = chunk_bytes(state.before, site.gating)
     if search is None:
         assert goal is not None
         if site.whole is None or site.in_whole:
             note_ample(site.graph, goal)
         untouched = Found(Meter(step.graph, site.gating).plain, plain_need, None)
-        plan = described(site, step, untouched, mode, name, before=sought.before, budget=budget)
-        return Outcome(step, untouched.proposal, plan, plain=True).as_it_runs(sought.before)
+        plan = described(site, step, untouched, mode, name, before=state.before, budget=budget)
+        return Outcome(step, untouched.proposal, plan, plain=True).as_it_runs(state.before)
     found: Found | None
     search.progress = site.progress
     if goal is not None:
         found = wanted(search)
     elif options.max_slowdown is not None:
-        allowed = options.max_slowdown * sought.unpacked.graph.total_seconds
+        allowed = options.max_slowdown * state.unpacked.graph.total_seconds
         seconds = allowed - step.graph.total_seconds
         found = search.within_time(seconds, plain=bool(site.packed.tensors))
     else:
@@ -94,16 +94,23 @@ def within_limits(
         warn_nothing_saved(
             site.graph,
             f"no plan {where}{so_far} needs less than the"
-            f" {plain_bytes(sought.before, site.gating):,} bytes of plain training",
+            f" {plain_bytes(state.before, site.gating):,} bytes of plain training",
         )
         return None
     plan = described(
-        site, step, found, mode, name, before=sought.before, budget=budget, unpacked=sought.unpacked
+        site,
+        step,
+        found,
+        mode,
+        name,
+        before=state.before,
+        budget=budget,
+        unpacked=state.unpacked,
     )
     return Outcome(step, found.proposal, plan, stopped=found.stopped, estimate=site.estimate)
 
 
-def seek(site: Site) -> Sought | None:
+def seek(site: Site) -> SearchState | None:
     """Return the step to plan for, with masks packed or not, and the search for its plans;
     ``None``, after a warning: the graph cannot be rewritten."""
     options = site.options
@@ -114,10 +121,10 @@ def seek(site: Site) -> Sought | None:
     goal = _goal(site, before)
     ample = goal is not None and goal.budget >= safe_bytes(before, site.gating)
     if ample and not site.is_other:
-        return Sought(step, unpacked, before, goal, None)
+        return SearchState(step, unpacked, before, goal, None)
     if not site.pack():
-        return Sought(step, unpacked, before, goal, search_of(site, step, before))
-    packed = Sought(site.capture(), unpacked, before, goal, None)
+        return SearchState(step, unpacked, before, goal, search_of(site, step, before))
+    packed = SearchState(site.capture(), unpacked, before, goal, None)
     limited = goal is not None or options.max_slowdown is not None
     if not limited:
         if site.packed.parts and _plain_peak(packed.step) >= _plain_peak(step):
@@ -128,7 +135,7 @@ def seek(site: Site) -> Sought | None:
         return replace(packed, search=search_of(site, packed.step, before))
     # Packing takes time that recomputation could use instead.
     site.switch_packing(False)
-    other = Sought(step, unpacked, before, goal, search_of(site, step, before))
+    other = SearchState(step, unpacked, before, goal, search_of(site, step, before))
     seconds = packed.step.graph.total_seconds - step.graph.total_seconds
     other = replace(other, cost=_cost(other, site))
     assert other.search is not None
@@ -147,32 +154,32 @@ def seek(site: Site) -> Sought | None:
     return better if goal is None else replace(better, other=worse)
 
 
-def _estimated(site: Site, sought: Sought) -> Sought:
-    """Return ``sought`` with the step and the search for the estimate that is in use now."""
-    searched, now = sought.searched, site.estimate
-    searched[sought.estimate] = sought.step, sought.search
+def _estimated(site: Site, state: SearchState) -> SearchState:
+    """Return ``state`` with the step and the search for the estimate that is in use now."""
+    searched, now = state.searched, site.estimate
+    searched[state.estimate] = state.step, state.search
     if now not in searched:
         step = site.capture()
-        searched[now] = step, search_of(site, step, sought.before)
+        searched[now] = step, search_of(site, step, state.before)
     step, search = searched[now]
-    return replace(sought, step=step, search=search, estimate=now)
+    return replace(state, step=step, search=search, estimate=now)
 
 
 def first_share(site: Site) -> float:
     """Return the share of a budget to plan with at first; the rest is for chance in the executor's
     order, and for the bytes that this order adds."""
-    return 1.0 if site.data_gates else (1 - EXECUTOR_ADDS) / (1 + CHANCE)
+    return 1.0 if site.xla else (1 - EXECUTOR_ADDS) / (1 + CHANCE)
 
 
-def first_need(site: Site, sought: Sought) -> int:
+def first_need(site: Site, state: SearchState) -> int:
     """Return the bytes in chunks that a first plan may need before its rewrite, to keep the budget
     after it. The executor adds about as much to a plan as to plain training, and a little more: 3
     per cent, in the median of 17 plans for six networks."""
-    assert sought.goal is not None and sought.search is not None
-    budget, meter = sought.goal.budget, sought.search.meter
+    assert state.goal is not None and state.search is not None
+    budget, meter = state.goal.budget, state.search.meter
     share = first_share(site)
-    if not site.data_gates:
-        runs = safe_bytes(sought.before, site.gating) / max(sought.before.peak, 1)
+    if not site.xla:
+        runs = safe_bytes(state.before, site.gating) / max(state.before.peak, 1)
         foreseen = meter.need(meter.plain) / max(meter.plain.peak, 1)
         share = SMALLER * min(share, foreseen / max(runs, 1e-12))
     return int(budget * share)
@@ -193,19 +200,19 @@ def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:
     )
 
 
-def _cost(sought: Sought, site: Site, packing: float | None = None) -> float:
+def _cost(state: SearchState, site: Site, packing: float | None = None) -> float:
     """Return the cost to compare: the extra seconds of a first plan within a budget, or the bytes
     of the plan within a slowdown; infinite: there is no plan.
 
     ``packing``: the seconds that packing takes; ``None``: masks are not packed.
     """
-    search = sought.search
+    search = state.search
     assert search is not None
-    if sought.goal is not None:
-        return search.sketch(first_need(site, sought)) + (packing or 0.0)
+    if state.goal is not None:
+        return search.sketch(first_need(site, state)) + (packing or 0.0)
     assert site.options.max_slowdown is not None
-    most = site.options.max_slowdown * sought.unpacked.graph.total_seconds
-    found = search.within_time(most - sought.step.graph.total_seconds, plain=packing is not None)
+    most = site.options.max_slowdown * state.unpacked.graph.total_seconds
+    found = search.within_time(most - state.step.graph.total_seconds, plain=packing is not None)
     return math.inf if found is None else found.need
 
 

@@ -1,11 +1,11 @@
-"""The plans of one gradient computation: alone, with its replicas, and with the other calls of its
-step."""
+"""The driver of one gradient computation: alone, with its replicas, and with the other calls of
+its step."""
 
 from __future__ import annotations
 
 from graph_tools.errors import GraphError
 from memsaving_gradients.budget import safe_bytes
-from memsaving_gradients.engine.driver.attempt import Followed, follow, take_back
+from memsaving_gradients.engine.driver.attempt import AppliedPlan, follow, take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
 from memsaving_gradients.engine.driver.candidates import each_way, first_candidate_that_fits
 from memsaving_gradients.engine.feedback.progress import showing
@@ -17,11 +17,11 @@ from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.site import Site
 from memsaving_gradients.errors import BudgetError, PlanError
 
-__all__ = ["Following"]
+__all__ = ["Driver"]
 
 
-class Following:
-    """A gradient computation that follows one plan after the other until one fits.
+class Driver:
+    """The driver that makes a gradient computation follow plans until one fits.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Following:
         self.at_least = False
         self.loops_alone: list[tuple[int, float]] = []
 
-    def follow(self) -> Followed | None:
+    def follow(self) -> AppliedPlan | None:
         """Follow a plan with which the gradients keep the budget; ``None``: nothing can be saved.
 
         Raises
@@ -55,7 +55,12 @@ class Following:
         """
         try:
             with showing(self.site.options.progress) as self.site.progress:
-                return self._as_others_if_it_fits() or self._by_itself()
+                found = self._as_others_if_it_fits()
+                if found is None:
+                    found = self._fitting()
+                    if self.shared is not None and found is not None:
+                        self.shared.plan = found.outcome.plan
+                return found
         except BaseException:
             self.site.abandon()
             raise
@@ -64,7 +69,7 @@ class Following:
         """Return the plan of least memory, which a budget error would name; the graph is left as it
         was. ``None``: no plan saves memory."""
         least: Outcome | None = None
-        sought = self.site.sought
+        search_state = self.site.search_state
         try:
             with uncollected(), showing(self.site.options.progress) as self.site.progress:
                 self.site.original()
@@ -74,21 +79,27 @@ class Following:
                     take_back(self.site, found)
                     if least is None or (found is not None and found.outcome.need < least.need):
                         least = None if found is None else found.outcome
-                        sought = self.site.sought
+                        search_state = self.site.search_state
         finally:
             self.site.abandon()
             # The search that found the plan, for callers that search further.
-            self.site.sought = sought
+            self.site.search_state = search_state
         return least
 
-    def _kept_or_least(self) -> Followed | None:
-        """Follow a plan that keeps the budget, or else the plan of least memory."""
+    def _fitting(self) -> AppliedPlan | None:
+        """Follow a plan that keeps the budget. If other calls of the step are still to be planned,
+        the plan of least memory will do: whether the step keeps its budget is not known yet."""
+        whole = self.site.whole
+        if whole is None or not whole.others:
+            return first_candidate_that_fits(self.attempts)
+        if whole.share == 0:
+            return self._least()
         try:
             return first_candidate_that_fits(self.attempts)
         except BudgetError:
             return self._least()
 
-    def _least(self) -> Followed | None:
+    def _least(self) -> AppliedPlan | None:
         """Follow the plan of least memory, with loops replayed in the way that needs least."""
         self.at_least = True
         best: tuple[int, int] | None = None
@@ -114,18 +125,7 @@ class Following:
 
     # With replicas.
 
-    def _by_itself(self) -> Followed | None:
-        whole = self.site.whole
-        if whole is not None and whole.others:
-            # Whether the step keeps its budget is known only when all its calls are planned.
-            found = self._least() if whole.share == 0 else self._kept_or_least()
-        else:
-            found = first_candidate_that_fits(self.attempts)
-        if self.shared is not None and found is not None:
-            self.shared.plan = found.outcome.plan
-        return found
-
-    def _as_others_if_it_fits(self) -> Followed | None:
+    def _as_others_if_it_fits(self) -> AppliedPlan | None:
         """Follow the plan of other replicas if this one is equal to them and keeps the budget; else
         restore the graph and return ``None``."""
         if self.shared is None or self.shared.plan is None:
