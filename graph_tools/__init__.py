@@ -1,6 +1,6 @@
 """Tools for TensorFlow graphs: capture, sizes, separators, bytes over a step, editing, measuring.
 
-The package knows TensorFlow graphs and networkx and nothing about gradients.
+The package knows TensorFlow graphs and networkx. It plans nothing, and knows no budgets.
 """
 
 from __future__ import annotations

@@ -127,9 +127,10 @@ def gradients(
         - ``"treeverse"``: segments of segments of segments; the loop runs three more times, and
           holds about T^(1/4) states and T^(1/4) steps' values;
         - ``"auto"``: ``"segments"`` where the aim is the least memory (``checkpoints="memory"`` or
-          ``None``); with a budget, the first of these ways that keeps it; else ``"keep"``. Under a
-          budget, loops inside functions, branches and other loops keep all values, unless this
-          argument names another way.
+          ``None``, or a planner without a budget); with a budget, the first of these ways that
+          keeps it; with ``max_slowdown``, the one that saves most in that time; else ``"keep"``.
+          Under a budget, loops inside functions, branches and other loops keep all values, unless
+          this argument names another way.
     attention
         How to treat scaled dot-product attention, such as in Keras' ``MultiHeadAttention`` and
         ``Attention`` or written by hand:

@@ -2,5 +2,5 @@
 
 Clones recompute forward ops, gates hold clones back until their triggers ran, and further edges
 keep originals in the schedule's order. Two forms exist: control edges for TensorFlow's executor,
-data edges for XLA.
+conditionals for XLA.
 """

@@ -2,7 +2,8 @@
 
 Each layer is a subclass of Keras' own, which it overrides in one place: where Keras computes the
 scores of all queries and keys, or the sums behind them. If a call cannot be computed in blocks, the
-layer leaves it to Keras and warns once. Masks that Keras would broadcast to queries × keys (of
+layer leaves it to Keras and warns once; it says nothing if the user asked for scores or for Keras'
+flash attention. Masks that Keras would broadcast to queries × keys (of
 queries, of values, the causal one) stay as small as they are.
 """
 
