@@ -217,7 +217,7 @@ def test_bars_of_budgets() -> None:
     assert wrong.value == pytest.approx(0.25)
     assert [line[0] for line in budgets.COLUMNS.lines(results)] == ["net-60", "net-35"]
     (note,) = budgets.notes(results)
-    assert "52.0% of plain, was planned for" in note
+    assert "the least budget that the error names, 52.0% of plain training" in note
     text = io.StringIO()
     print_figures([Figure("x", 0.5, 0.1, True)], Console(file=text, width=180))
     assert "50.00%" in text.getvalue() and "≤ 10.00%" in text.getvalue()
