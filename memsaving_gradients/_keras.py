@@ -27,6 +27,7 @@ __all__ = [
     "check_version",
     "compiled_with",
     "export",
+    "innermost",
     "layers_of",
     "learning_rate_of",
     "made_by",
@@ -100,10 +101,17 @@ def learning_rate_of(optimizer: Any) -> Any:
     return optimizer._learning_rate
 
 
+def innermost(optimizer: Any) -> Any:
+    """Return the optimizer that updates variables: the one inside of those that scale losses."""
+    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        optimizer = inner
+    return optimizer
+
+
 def variables_known_to(optimizer: Any) -> list[Any]:
-    """Return the variables that an optimizer was built for. There is no public list (3.3 to
-    3.15)."""
-    return list(optimizer._trainable_variables)
+    """Return the variables that the innermost optimizer was built for. There is no public list (3.3
+    to 3.15)."""
+    return list(innermost(optimizer)._trainable_variables)
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -147,8 +155,7 @@ def unannounced_slots(optimizer: Any) -> list[tuple[Any, Any]]:
     These are the sums of squares of Adagrad and Ftrl until Keras 3.9. Only the optimizer's private
     lists show which slot belongs to which variable.
     """
-    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
-        optimizer = inner
+    optimizer = innermost(optimizer)
     if not isinstance(optimizer, (keras.optimizers.Adagrad, keras.optimizers.Ftrl)):
         return []
     slots = getattr(optimizer, "_accumulators", ())

@@ -126,15 +126,9 @@ def _compile(made: Any, model: Any) -> None:
     # The optimizer may have been built for variables that are frozen now.
     place = {id(v): k for k, v in enumerate(model.variables)}
     variables = made.variables
-    optimizer.build([variables[place[id(v)]] for v in _known_to(old)])
+    optimizer.build([variables[place[id(v)]] for v in variables_known_to(old)])
     for new, value in zip(optimizer.variables, old.variables, strict=True):
         new.assign(value)
-
-
-def _known_to(optimizer: Any) -> list[Any]:
-    """Return the variables that an optimizer was built for."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    return variables_known_to(optimizer) if inner is None else _known_to(inner)
 
 
 def _made_again(metric: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from graph_tools.warn import warn
-from memsaving_gradients._keras import unannounced_slots
+from memsaving_gradients._keras import innermost, unannounced_slots
 
 __all__ = ["first_values", "optimizers_of", "slots_of"]
 
@@ -43,8 +43,7 @@ def first_values(optimizer: Any, weight: Any) -> list[float]:
     The values are read from an optimizer like this one, for a weight of one element.
     """
     count = len(slots_of(optimizer, weight))
-    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
-        optimizer = inner
+    optimizer = innermost(optimizer)
     one = keras.Variable(np.zeros(1), dtype=weight.dtype, name=weight.name)
     try:
         with warnings.catch_warnings():
