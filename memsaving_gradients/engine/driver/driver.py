@@ -69,7 +69,7 @@ class Driver:
         """Return the plan of least memory, which a budget error would name; the graph is left as it
         was. ``None``: no plan saves memory."""
         least: Outcome | None = None
-        search_state = self.site.search_state
+        state = self.site.search_state
         try:
             with uncollected(), showing(self.site.options.progress) as self.site.progress:
                 self.site.original()
@@ -79,24 +79,24 @@ class Driver:
                     take_back(self.site, found)
                     if least is None or (found is not None and found.outcome.need < least.need):
                         least = None if found is None else found.outcome
-                        search_state = self.site.search_state
+                        state = self.site.search_state
         finally:
             self.site.abandon()
             # The search that found the plan, for callers that search further.
-            self.site.search_state = search_state
+            self.site.search_state = state
         return least
 
     def _fitting(self) -> AppliedPlan | None:
         """Follow a plan that keeps the budget. If other calls of the step are still to be planned,
         the plan of least memory will do: whether the step keeps its budget is not known yet."""
         whole = self.site.whole
-        if whole is None or not whole.others:
-            return first_candidate_that_fits(self.attempts)
-        if whole.share == 0:
+        if whole is not None and whole.share == 0:
             return self._least()
         try:
             return first_candidate_that_fits(self.attempts)
         except BudgetError:
+            if whole is None or not whole.others:
+                raise
             return self._least()
 
     def _least(self) -> AppliedPlan | None:
