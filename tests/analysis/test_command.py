@@ -207,7 +207,7 @@ def test_help_and_wrong_usage_wait_for_no_tensorflow(folder: Path) -> None:
     ]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals are other ones there")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
 @pytest.mark.parametrize("how", [pytest.param(command, marks=pytest.mark.slow), forked])
 def test_ctrl_c_ends_it_quietly(folder: Path, how: Any) -> None:
     (folder / "slow.py").write_text(

@@ -13,10 +13,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-FILES = sorted(
-    path for room in ("graph_tools", "memsaving_gradients") for path in (ROOT / room).rglob("*.py")
-)
+from tests.helpers.sources import ROOT, SOURCES
+
 #: The number of tuning constants. Lower it when one goes; raise it only for a number that can
 #: neither be derived nor shared with another place.
 MOST = 120
@@ -69,7 +67,7 @@ def _tuning(path: Path) -> list[tuple[str, str]]:
 
 
 def test_tuning_constants_do_not_grow() -> None:
-    found = [f"{path.relative_to(ROOT)} {name}" for path in FILES for name, _ in _tuning(path)]
+    found = [f"{path.relative_to(ROOT)} {name}" for path in SOURCES for name, _ in _tuning(path)]
     assert len(found) <= MOST, "\n".join(found)
     assert len(found) == MOST, f"there are {len(found)} left: say so in MOST"
 
@@ -77,7 +75,7 @@ def test_tuning_constants_do_not_grow() -> None:
 def test_each_tuning_constant_says_what_it_is() -> None:
     silent = [
         f"{path.relative_to(ROOT)} {name}"
-        for path in FILES
+        for path in SOURCES
         for name, why in _tuning(path)
         if len(why) < 20
     ]

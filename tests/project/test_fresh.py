@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.helpers import fresh
+from tests.helpers.processes import still_running
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,14 +47,11 @@ def test_time_of_fresh_processes_counts() -> None:
     assert fresh.processor_seconds() - before > 0.2
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there is no fork server")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no fork server")
 def test_a_fresh_process_ends_with_the_one_that_asked_for_it(tmp_path: Path) -> None:
     run = [sys.executable, "-c", PROGRAM.format(folder=str(tmp_path))]
     # With pipes, the call would wait until all processes have closed them.
     ended = subprocess.run(run, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
     (waiting,) = (int(path.stem) for path in tmp_path.glob("*.waits"))
     assert ended.returncode == -9
-    _, alive = psutil.wait_procs(
-        [process for process in psutil.process_iter() if process.pid == waiting], timeout=10
-    )
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    assert not still_running(p for p in psutil.process_iter() if p.pid == waiting)

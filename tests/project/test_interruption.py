@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.helpers.processes import still_running
 from tests.helpers.sampling import covering
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def test_hears_late(one):
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals are other ones there")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
 @pytest.mark.parametrize(
     ("number", "workers", "test"),
     covering([signal.SIGINT, signal.SIGTERM], [0, 2], ["waits", "is_deaf", "hears_late"]),
@@ -67,8 +68,7 @@ def test_no_process_is_left(tmp_path: Path, number: int, workers: int, test: str
         pytest_.send_signal(number)
         assert pytest_.wait(timeout=600) == pytest.ExitCode.INTERRUPTED
     assert {int(path.stem) for path in started} <= {process.pid for process in all_}
-    _, alive = psutil.wait_procs(all_, timeout=10)
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    assert not still_running(all_)
 
 
 def _until(look, count: int) -> list[Path]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-FILES = sorted(
-    path for room in ("graph_tools", "memsaving_gradients") for path in (ROOT / room).rglob("*.py")
-)
+from tests.helpers.sources import ROOT, SOURCES
+
 PLACES = ("graph_tools/tf_private/", "memsaving_gradients/_keras.py")
 #: Public functions of Python with an underscore.
 PUBLIC = {"_exit"}
@@ -52,9 +49,9 @@ def _foreign(tree: ast.Module, own: set[str]) -> Iterator[tuple[int, str]]:
 
 
 def test_private_names_of_other_libraries_are_in_one_place() -> None:
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
     own = {name for tree in trees.values() for name in _own_names(tree)}
-    places = {path: path.relative_to(ROOT).as_posix() for path in FILES}
+    places = {path: path.relative_to(ROOT).as_posix() for path in SOURCES}
     found = {
         f"{places[path]}:{line}: {name}"
         for path, tree in trees.items()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.helpers.documented import ROOT
 from tests.helpers.public import public_names
+from tests.helpers.sources import ROOT, SOURCES
 
 THIS = Path(__file__)
 
@@ -20,8 +20,7 @@ def test_every_public_name_is_in_a_test_or_an_example() -> None:
     ]
     texts += [
         line.strip()
-        for room in ("graph_tools", "memsaving_gradients")
-        for path in (ROOT / room).rglob("*.py")
+        for path in SOURCES
         for line in path.read_text(encoding="utf-8").splitlines()
         if line.strip().startswith((">>> ", "... "))
     ]
