@@ -109,7 +109,7 @@ def measured(model: str, options: dict[str, Any], steps: int = 5) -> dict[str, i
     enough = (1 - TIE) * max(map(requested_peak, runs))
     site = Study(step.function, step.batch, asked({})).site
     parts = [
-        parts_at_peak(run, kinds_of(site.first_operation, site.grads, run), TIE)
+        parts_at_peak(run, kinds_of(site.call.first_operation, site.grads, run), TIE)
         for run in runs
         if requested_peak(run) >= enough
     ]

@@ -20,7 +20,7 @@ from graph_tools.xla.program import Program
 from memsaving_gradients.analysis.study import largest, traced
 from memsaving_gradients.engine.assigned.trials import Trials
 from memsaving_gradients.engine.options import Options
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import PlanNote
 from memsaving_gradients.reports.explanation import Explanation
 from memsaving_gradients.reports.explanation_values import AtPeak, Compiled, Point

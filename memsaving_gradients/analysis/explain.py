@@ -164,7 +164,7 @@ def _at_peak(study: Study, ops: OpGraph) -> tuple[Parts, list[Layer]]:
     site = study.site
     held = [ops.value(t) for t in autodiff.outputs_of(site.graph)]
     simulated = simulate_execution(ops, batch=site.options.batch, held=held)[0]
-    first = graphs.creation_index(site.first_operation)
+    first = graphs.creation_index(site.call.first_operation)
     late = [graphs.creation_index(op) >= first for op in ops.ops]
     producer, storage = ops.producer.tolist(), ops.storage.tolist()
     residual = {storage[v] for op, values in enumerate(ops.inputs) if late[op] for v in values}

@@ -26,7 +26,7 @@ from memsaving_gradients.engine.driver.driver import Driver
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.planning.within_limits import first_share, seek
 from memsaving_gradients.engine.rewire import observing
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.engine.step_budget import see_whole
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Limits, Proposal, budget_curve
@@ -92,8 +92,9 @@ class Study:
     def __init__(self, fn: Any, args: Sequence[Any], options: Options) -> None:
         sites, self._whole = traced(fn, args, options)
         self.site = largest(sites)
+        call = self.site.call
         # Computations of other replicas do not count.
-        self.computations = sum(self.site.is_here(site.first_operation) for site in sites)
+        self.computations = sum(call.is_here(site.call.first_operation) for site in sites)
         if graphs.is_function(self.site.graph):
             see_whole(self.site)
         self.step, self.before = self.site.original()
@@ -192,7 +193,7 @@ class Study:
     @cached_property
     def variables(self) -> tuple[int, int]:
         """Bytes of the variables that the forward pass uses, and of all others."""
-        first = graphs.creation_index(self.site.first_operation)
+        first = graphs.creation_index(self.site.call.first_operation)
         parameters = sum(
             graphs.variable_bytes(handle)
             for handle in _handles(self.site.graph)

@@ -77,6 +77,11 @@ class Call:
         built = self.operations[self.first_backward :]
         return built if self.home is None else [op for op in built if self.home.has(op)]
 
+    @property
+    def first_operation(self) -> tf.Operation:
+        """The first op of the backward pass."""
+        return self.own[0]
+
     @cached_property
     def flat(self) -> list[tf.Tensor]:
         """The tensors that the gradients consist of."""
@@ -86,6 +91,12 @@ class Call:
     def ends(self) -> list[tf.Tensor]:
         """The tensors of ``ys`` that the graph computes."""
         return [y for y in self.ys if isinstance(y, tf.Tensor) and y.graph is self.graph]
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether gradients live until all of them are made, because the user says so or because
+        replicas will add them up."""
+        return self.options.hold_gradients or self.reduced
 
     @cached_property
     def host(self) -> str:
@@ -123,6 +134,10 @@ class Call:
         """The lead of a transfer back over its use, as a multiple of the transfer's time."""
         offload = self.options.offload
         return 1.0 if offload is None else float(offload.early)
+
+    def is_here(self, op: tf.Operation) -> bool:
+        """Return whether ``op`` runs, or may run, on the device that memory is saved on."""
+        return self.home is None or self.home.has(op)
 
     def goes_through(self, other: Call) -> bool:
         """Return whether this call differentiated ``other``: its ops read ops of ``other``.

@@ -22,7 +22,7 @@ from graph_tools.errors import GraphError
 from graph_tools.notes import notes
 from graph_tools.ops.devices import Home
 from memsaving_gradients.engine.options import Options
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.reports.plan import Plan
 
 __all__ = ["Shared", "home_of", "in_sync", "per_replica", "shared", "unsupported"]

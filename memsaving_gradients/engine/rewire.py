@@ -21,7 +21,7 @@ from memsaving_gradients.engine.feedback.notices import (
     warn_stopped,
 )
 from memsaving_gradients.engine.replicas import Shared
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.rewriting.clones import Rewrite
 
 __all__ = ["Saved", "is_observed", "observing", "save", "save_memory", "site_of"]

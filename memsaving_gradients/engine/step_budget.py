@@ -49,7 +49,8 @@ from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.planning.within_limits import budget_of, unknown_to
 from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.rewire import Saved, is_observed, save, save_memory, site_of
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.simulations import simulate_all, simulate_traced
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.rewriting.ordering import HUGE_SHARE
 from memsaving_gradients.rewriting.turns import Pass, take_turns
@@ -202,7 +203,7 @@ def _plan_on(
             save(site).settle()
     else:
         step.plan(later)
-    _let_readers_be_first(graph, sites[0].first_operation, known)
+    _let_readers_be_first(graph, sites[0].call.first_operation, known)
     whole_step.check_attention(graph, sites)
 
 
@@ -284,7 +285,7 @@ class _Step:
     @property
     def need(self) -> int:
         """The bytes of a budget that the step needs as it is now."""
-        return self._need(self.sites[0].simulate_traced())
+        return self._need(simulate_traced(self.sites[0]))
 
     def _need(self, step: Simulation) -> int:
         return safe_bytes(step, self.sites[0].gating)
@@ -318,7 +319,7 @@ class _Step:
         held = ahead(site.graph, site.options.batch)
         if not held:
             return need
-        ops, run = site.simulate_all()
+        ops, run = simulate_all(site)
         need = self._need(run)
         # The budget counts chunks; convert it to bytes that are alive at once.
         within(held, ops, run, run.peak * budget / max(need, 1))
@@ -338,7 +339,7 @@ class _Step:
         and let the ops on a large gradient run one after the other."""
         first, graph = self.sites[0], self.sites[0].graph
         grads = {tensor.op for site in self.sites for tensor in site.given or site.grads}
-        updates = whole_step.rest_of(graph, later, grads, first.first_operation)
+        updates = whole_step.rest_of(graph, later, grads, first.call.first_operation)
         updates.defer(first.home, chain=False)
         rewiring = Rewiring()
         updates.split(rewiring)
@@ -414,12 +415,12 @@ class _Step:
 
 
 def _without_blocks(sites: Sequence[Site]) -> tuple[OpGraph, Simulation]:
-    """Return `Site.simulate_all` of a step with its attention as TensorFlow built it."""
+    """Return `simulate_all` of a step with its attention as TensorFlow built it."""
     blocks = [site.attention.rewiring for site in sites if site.attention is not None]
     for rewiring in reversed(blocks):
         rewiring.undo()
     try:
-        return sites[0].simulate_all()
+        return simulate_all(sites[0])
     finally:
         for rewiring in blocks:
             rewiring.redo()

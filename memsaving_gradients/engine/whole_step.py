@@ -26,7 +26,8 @@ from graph_tools.tf_private import autodiff, graphs, hooks
 from graph_tools.warn import warn
 from memsaving_gradients.budget import exact_bytes, format_bytes, safe_bytes
 from memsaving_gradients.engine import graph_state, replicas
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.simulations import simulate_together
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetWarning, NothingSavedWarning
 from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.rewriting.optimizer_ops import Updates
@@ -77,7 +78,7 @@ def _traced(graph: tf.Graph) -> None:
         check_attention(graph, sites)
         # XLA chooses its own order for a step.
         if not _consumed.get() and not sites[0].xla:
-            _defer(graph, sites[0].first_operation, [site.home for site in sites])
+            _defer(graph, sites[0].call.first_operation, [site.home for site in sites])
     elif step.added_up and not step.deferred:
         step.deferred = True
         grads = [tensor.op for tensor, _ in graph_state.earlier(graph)]
@@ -171,7 +172,7 @@ def check_attention(graph: tf.Graph, sites: Sequence[Site]) -> None:
 
 def _check_calls(site: Site, budget: int, grads: Sequence[tf.Tensor]) -> None:
     """Warn of a step that breaks a budget that each of its calls for gradients keeps by itself."""
-    simulated = site.simulate_together(grads)
+    simulated = simulate_together(site, grads)
     need = 0 if simulated is None else safe_bytes(simulated, site.gating)
     if need > budget:
         warn(

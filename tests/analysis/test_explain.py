@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.memory.allocation_trace import allocation_events, requested_peak
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from tests.helpers.fresh import fresh
 from tests.helpers.keras_models import convolutions

@@ -12,7 +12,7 @@ import tensorflow as tf
 import memsaving_gradients as ms
 from graph_tools.editing.rewiring import CLONE_SUFFIX
 from graph_tools.memory.measure import measure_peak
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.driver import attempt
 from memsaving_gradients.errors import NothingSavedWarning
 from tests.helpers.fresh import fresh
 
@@ -95,7 +95,7 @@ def measured() -> tuple[int, Sequence[int]]:
 
 def runs_as_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a rewritten step take as many bytes as plain training does when the executor runs it."""
-    monkeypatch.setattr(Site, "simulate_rewritten", lambda site, *_: site.original()[1])
+    monkeypatch.setattr(attempt, "simulate_rewritten", lambda site, *_: site.original()[1])
 
 
 MODES = [

@@ -15,6 +15,7 @@ import memsaving_gradients as ms
 from graph_tools.memory.measure import in_fresh_process, measure_peak
 from memsaving_gradients.engine.driver import attempts
 from memsaving_gradients.engine.planning.outcome import Outcome
+from memsaving_gradients.engine.site.simulations import simulate_plain
 from memsaving_gradients.planners.meter import Found
 from memsaving_gradients.planners.proposal import Proposal
 from memsaving_gradients.reports.describe import describe
@@ -83,7 +84,7 @@ class Scheduled:
             batch=1,
             xla=site.xla,
             packed=False,
-            before=site.simulate_plain(step),
+            before=simulate_plain(site, step),
         )
         return Outcome(step, proposal, plan)
 

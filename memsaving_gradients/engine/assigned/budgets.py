@@ -22,7 +22,7 @@ from memsaving_gradients.engine.call import Call
 from memsaving_gradients.engine.driver.attempts import STEP_ROUNDS
 from memsaving_gradients.engine.feedback.notices import note_ample
 from memsaving_gradients.engine.planning.outcome import captured
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetError, BudgetWarning
 from memsaving_gradients.planners.meter import EXECUTOR_ADDS
 

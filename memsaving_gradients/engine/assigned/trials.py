@@ -14,7 +14,7 @@ from graph_tools.xla.program import Program, compiled
 from memsaving_gradients.capture.rest_of_step import Whole
 from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.rewire import Saved, save
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetError, PlanNote
 
 __all__ = ["PLAIN", "Trial", "Trials"]

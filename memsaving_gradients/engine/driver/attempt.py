@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graph_tools.editing import original_view
+from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.planning.outcome import Outcome
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.simulations import simulate_rewritten
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.rewriting.clones import Rewrite, rewrite
 from memsaving_gradients.schedules.simulate import Simulation
 
@@ -59,11 +62,13 @@ def follow(site: Site, outcome: Outcome) -> AppliedPlan:
         if grad.ref() in result.replaced:
             result.rewiring.point(given.op, 0, result.replaced[grad.ref()])
     if not site.xla:
-        outcome = outcome.as_it_runs(site.simulate_rewritten(result, proposal.extra_seconds))
+        outcome = outcome.as_it_runs(simulate_rewritten(site, result, proposal.extra_seconds))
     return AppliedPlan(outcome, result)
 
 
 def take_back(site: Site, found: AppliedPlan | None) -> None:
     """Restore the graph as it was before it followed ``found``."""
     if found is not None and found.result is not None:
-        site.take_back(found.result)
+        found.result.rewiring.undo()
+        original_view.forget(site.graph, found.result.rewiring)
+        graph_state.retire(site.graph, found.result.built)

@@ -32,7 +32,7 @@ from memsaving_gradients.engine.planning.by_mode import by_mode
 from memsaving_gradients.engine.planning.outcome import LIMITED, Outcome, nothing_else
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
 from memsaving_gradients.engine.planning.within_limits import first_need, within_limits
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import PlanError
 from memsaving_gradients.planners.budget_search import CLOSE, ROUNDS, Search
 from memsaving_gradients.planners.meter import EXECUTOR_ADDS, Found

@@ -15,7 +15,8 @@ from graph_tools.errors import GraphError
 from memsaving_gradients.engine.driver.attempt import AppliedPlan, take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
 from memsaving_gradients.engine.planning.within_limits import search_of
-from memsaving_gradients.engine.site import SearchState, Site
+from memsaving_gradients.engine.site.search_state import SearchState
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.planners.meter import is_clearly_less
 from memsaving_gradients.transforms.loops.selection import WAYS

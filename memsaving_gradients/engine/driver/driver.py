@@ -14,7 +14,8 @@ from memsaving_gradients.engine.planning.outcome import Outcome
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
 from memsaving_gradients.engine.planning.within_limits import budget_of
 from memsaving_gradients.engine.replicas import Shared
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.simulations import as_it_is
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetError, PlanError
 
 __all__ = ["Driver"]
@@ -120,7 +121,7 @@ class Driver:
         site = self.site
         if site.loops.replayed:
             step = site.capture()
-            need = safe_bytes(site.as_it_is(step), site.gating)
+            need = safe_bytes(as_it_is(site, step), site.gating)
             self.loops_alone.append((need, step.graph.total_seconds))
 
     # With replicas.

@@ -17,7 +17,7 @@ from memsaving_gradients.engine.planning.outcome import (
     described,
     nothing_else,
 )
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.planners import Limits, Proposal, cheap_ops, least_memory, named
 from memsaving_gradients.planners.meter import Found, is_clearly_less
 from memsaving_gradients.planners.short_sums import left_alone

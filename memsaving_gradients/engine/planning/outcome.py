@@ -9,7 +9,8 @@ from graph_tools.errors import GraphError
 from memsaving_gradients.budget import safe_bytes
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.engine.feedback.notices import warn_nothing_saved
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.simulations import as_it_is
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.planners import Proposal
 from memsaving_gradients.planners.meter import Found, Meter
 from memsaving_gradients.reports.describe import describe
@@ -58,7 +59,7 @@ def nothing_else(site: Site, mode: str, name: str) -> Outcome:
     step = site.capture()
     found = Found(Meter(step.graph, site.gating).plain, 0, None)
     plan = described(site, step, found, mode, name, before=before, unpacked=original)
-    return Outcome(step, found.proposal, plan, plain=True).as_it_runs(site.as_it_is(step))
+    return Outcome(step, found.proposal, plan, plain=True).as_it_runs(as_it_is(site, step))
 
 
 def described(

@@ -8,7 +8,8 @@ from dataclasses import replace
 from memsaving_gradients.capture.fingerprint import fingerprint
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.engine.planning.outcome import LIMITED, Outcome, described
-from memsaving_gradients.engine.site import Site
+from memsaving_gradients.engine.site.simulations import as_it_is
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import PlanError
 from memsaving_gradients.planners import Proposal
 from memsaving_gradients.planners.meter import Found
@@ -98,7 +99,7 @@ def _applied(
     )
     untouched = schedule == plain(step.graph) and not plan.packed
     if untouched and site.is_other:
-        mine = replace(mine, simulation=site.as_it_is(step))
+        mine = replace(mine, simulation=as_it_is(site, step))
     return Outcome(step, proposal, mine, plain=untouched, given=plan)
 
 

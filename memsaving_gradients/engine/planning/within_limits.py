@@ -21,7 +21,8 @@ from memsaving_gradients.engine.planning.outcome import (
     described,
     nothing_else,
 )
-from memsaving_gradients.engine.site import SearchState, Site
+from memsaving_gradients.engine.site.search_state import SearchState
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import find_planner, planner_name
 from memsaving_gradients.planners.budget_search import Search

@@ -1,80 +1,35 @@
 """A gradient computation that TensorFlow just built: its graph, its options, and the methods that
-capture, pack, simulate and undo it."""
+capture, pack and undo it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.editing import original_view
-from graph_tools.editing.rewiring import CLONE_SUFFIX, Rewiring
+from graph_tools.editing.rewiring import Rewiring
 from graph_tools.errors import GraphError
-from graph_tools.graph.capture import OpGraph, capture
-from graph_tools.memory.executor import simulate_execution
-from graph_tools.memory.peak_tensors import with_names
-from graph_tools.memory.timeline import Part
 from graph_tools.ops.sizes import Bytes
 from graph_tools.ops.trip_counts import UNKNOWN_STEPS, tell_steps
 from graph_tools.ops.variant_bytes import guessed_loops, note_copies
-from graph_tools.tf_private import autodiff, graphs
+from graph_tools.tf_private import graphs
 from memsaving_gradients.budget import Goal
 from memsaving_gradients.capture.rest_of_step import Rest, Whole, with_rest
 from memsaving_gradients.capture.storable import with_storable
 from memsaving_gradients.capture.training_step import CapturedStep, capture_step
 from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.call import Call
-from memsaving_gradients.planners.budget_search import FLOORS, Search
+from memsaving_gradients.engine.site.search_state import SearchState
+from memsaving_gradients.engine.site.simulations import simulate_plain
+from memsaving_gradients.planners.budget_search import FLOORS
 from memsaving_gradients.planners.meter import MANY_OPS
-from memsaving_gradients.rewriting.clones import Rewrite
-from memsaving_gradients.schedules.schedule import plain
-from memsaving_gradients.schedules.simulate import Simulation, simulate
+from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.loops.selection import Loops, Replayed
 from memsaving_gradients.transforms.packing.packing import Packed, pack
 
-__all__ = ["SearchState", "Site"]
-
-
-@dataclass(frozen=True, eq=False)
-class SearchState:
-    """The search for a plan for one gradient computation: its step, its goal, its state.
-
-    Attributes
-    ----------
-    step
-        The step that plans are made for; its masks may be packed.
-    unpacked
-        The step as TensorFlow built it.
-    before
-        The simulation of plain training.
-    goal
-        The budget, or ``None``.
-    search
-        The search, with the plans tried so far. ``None``: plain training meets the budget, or (in
-        ``other``) the search has not begun.
-    other
-        Under a budget, the search with packing switched: one of its plans may be better.
-    cost
-        The extra seconds of a first plan within the budget, or the bytes that a plan within the
-        slowdown needs; infinite: no plan was found.
-    estimate
-        The number of the estimate of the rest of the step in ``step``, as `Site.estimate`.
-    searched
-        For each estimate that was in use before, its step and its search.
-    """
-
-    step: CapturedStep
-    unpacked: CapturedStep
-    before: Simulation
-    goal: Goal | None
-    search: Search | None
-    other: SearchState | None = None
-    cost: float = math.inf
-    estimate: int = 0
-    searched: dict[int, tuple[CapturedStep, Search | None]] = field(default_factory=dict)
+__all__ = ["Site"]
 
 
 @dataclass(eq=False)
@@ -137,24 +92,14 @@ class Site:
             self._note_original(self.attention.rewiring)
 
     @property
-    def first_operation(self) -> tf.Operation:
-        """The first op of the backward pass."""
-        return self.call.own[0]
-
-    def is_here(self, op: tf.Operation) -> bool:
-        """Return whether ``op`` runs, or may run, on the device that memory is saved on."""
-        return self.home is None or self.home.has(op)
-
-    @property
     def is_large(self) -> bool:
         """Whether the graph has so many ops that an attempt takes seconds (`MANY_OPS`)."""
         return len(self.call.operations) > MANY_OPS
 
     @property
-    def holds_gradients(self) -> bool:
-        """Whether gradients live until all of them are made, because the user says so or because
-        replicas will add them up."""
-        return self.options.hold_gradients or self.call.reduced
+    def in_whole(self) -> bool:
+        """Whether simulations cover the whole step."""
+        return self.whole is not None and self.whole.share is None
 
     @property
     def gating(self) -> str:
@@ -186,7 +131,7 @@ class Site:
         whole = self.whole if self.in_whole else None
         if self._original is None:
             step = self.capture()
-            self._original = step, self.simulate_plain(step) if whole is None else whole.plain
+            self._original = step, simulate_plain(self, step) if whole is None else whole.plain
             # Noted now: once a loop is replayed, the graph shows the steps planned for it.
             self.guessed_loops = guessed_loops(step.source.ops)
         step, alone = self._original
@@ -226,11 +171,11 @@ class Site:
         options = self.options
         more: dict[str, Any] = {"profile": True} if options.profile else {}
         step = capture_step(
-            graphs.creation_index(self.first_operation),
+            graphs.creation_index(self.call.first_operation),
             self.call.ends,
             self.grads,
             batch=options.batch,
-            hold_gradients=self.holds_gradients,
+            hold_gradients=self.call.holds_gradients,
             may_chain=options.accumulate and not graphs.tape_is_recording(),
             # XLA chooses its own order for sums of few addends, whatever op expresses them.
             short_sums=not self.xla,
@@ -250,7 +195,7 @@ class Site:
         if whole is None or whole.source is None or whole.run is None or not self.in_whole:
             return None
         if self._rest is None:
-            counted, hold = step.source.position.keys(), self.holds_gradients
+            counted, hold = step.source.position.keys(), self.call.holds_gradients
             self._rest = Rest(self.grads, counted, whole.source, whole.run, hold, whole.updates)
         return self._rest
 
@@ -276,91 +221,6 @@ class Site:
         """Use this estimate from now on; number 0 is all that the rest of the step may take."""
         if estimate != self.estimate:
             self.estimate, self._captured = estimate, None
-
-    def simulate_plain(self, step: CapturedStep) -> Simulation:
-        """Return the simulation of plain training: by the executor, or of the schedule for XLA."""
-        if self.xla:
-            # XLA runs no executor: its own scheduler orders one program.
-            return self._named(simulate(step.graph, plain(step.graph)), step.source)
-        return self._simulated(step.source, step.graph.targets)
-
-    @property
-    def in_whole(self) -> bool:
-        """Whether simulations cover the whole step."""
-        return self.whole is not None and self.whole.share is None
-
-    def as_it_is(self, step: CapturedStep) -> Simulation:
-        """Return the simulation of gradients that no plan rewrites; loops, blocks, masks stay."""
-        return self.simulate_traced() if self.in_whole else self.simulate_plain(step)
-
-    def simulate_rewritten(self, result: Rewrite, extra_seconds: float) -> Simulation:
-        """Return the simulation of the step that was just rewritten."""
-        if self.in_whole:
-            return self.simulate_traced(extra_seconds)
-        grads = [result.replaced.get(t.ref(), t) for t in self.grads]
-        return self._simulate_built(grads, (), extra_seconds)
-
-    def simulate_together(self, grads: Sequence[tf.Tensor]) -> Simulation | None:
-        """Return the simulation of the step with ``grads`` and the gradients of earlier calls on
-        the same device; ``None``: there are no earlier calls, or XLA orders the step."""
-        others = [(t, held) for t, held in graph_state.earlier(self.graph) if self.is_here(t.op)]
-        if not others or self.xla:
-            return None
-        return self._simulate_built(grads, others)
-
-    def simulate_traced(self, extra_seconds: float = 0.0) -> Simulation:
-        """Return the simulation of all that the traced function does, with its results held to the
-        end.
-
-        Raises
-        ------
-        GraphError
-            If an op outside of the gradients cannot be captured, such as a loop of TF1.
-        """
-        return self.simulate_all(extra_seconds)[1]
-
-    def simulate_all(self, extra_seconds: float = 0.0) -> tuple[OpGraph, Simulation]:
-        """Return the step captured for `simulate_traced`, and the simulation."""
-        ops = capture(autodiff.ends_of(self.graph), home=self.home)
-        held = [ops.value(tensor) for tensor in autodiff.outputs_of(self.graph)]
-        return ops, self._simulated(ops, held, extra_seconds)
-
-    def _simulate_built(
-        self,
-        grads: Sequence[tf.Tensor],
-        others: Sequence[tuple[tf.Tensor, bool]],
-        extra_seconds: float = 0.0,
-    ) -> Simulation:
-        border = graphs.creation_index(self.first_operation)
-        ops = capture(
-            grads,
-            besides=[*self.call.ends, *(t for t, _ in others)],
-            late=border,
-            without={**self.without, **self.gates},
-            home=self.home,
-        )
-        held = [*(grads if self.holds_gradients else ()), *(t for t, held in others if held)]
-        return self._simulated(ops, [ops.value(t) for t in held], extra_seconds)
-
-    def _simulated(
-        self, ops: OpGraph, held: Sequence[int], extra_seconds: float = 0.0
-    ) -> Simulation:
-        simulated, _ = simulate_execution(ops, batch=self.options.batch, held=held)
-        return self._named(Simulation.of(simulated, extra_seconds), ops)
-
-    def _named(self, simulation: Simulation, ops: OpGraph) -> Simulation:
-        border = graphs.creation_index(self.first_operation)
-        early = {op.name for op in (*self.packed.early, *self.gates)}
-
-        def name(value: int, _: int) -> tuple[str, Part]:
-            tensor = ops.tensor(value)
-            op = tensor.op
-            if CLONE_SUFFIX in op.name.rpartition("/")[2]:
-                return tensor.name, "recomputed"
-            forward = graphs.creation_index(op) < border or op.name in early
-            return tensor.name, "forward" if forward else "backward"
-
-        return with_names(simulation, name)
 
     def pack(self, *, parts: bool = True) -> bool:
         """Pack masks and, with ``parts``, tensors of which backward ops read only a part, unless
@@ -406,12 +266,6 @@ class Site:
         """Why planning ended early, or an empty string."""
         search = self.search_state.search if self.search_state is not None else None
         return "" if search is None else search.stopped
-
-    def take_back(self, result: Rewrite) -> None:
-        """Undo a rewrite, for good."""
-        result.rewiring.undo()
-        original_view.forget(self.graph, result.rewiring)
-        graph_state.retire(self.graph, result.built)
 
     def abandon(self) -> None:
         """Restore the graph; note that the ops built for these gradients have no readers."""
