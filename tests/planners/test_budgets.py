@@ -17,6 +17,7 @@ from graph_tools.memory.bfc_allocator import Peaks
 from graph_tools.memory.timeline import CHANCE
 from memsaving_gradients.engine.driver.attempt import take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
+from memsaving_gradients.engine.planning import within_limits
 from memsaving_gradients.planners import Limits, Proposal, auto, least_memory
 from memsaving_gradients.planners import meter as meter_module
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
@@ -425,3 +426,31 @@ def test_the_other_packing_is_tried(packed: bool, monkeypatch: pytest.MonkeyPatc
     (plan,) = ms.plans(step.get_concrete_function(tf.TensorSpec([512, 64])))
     assert plan.packed == packed
     assert plan.allocated <= plan.budget
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_wrong_forecast_does_not_choose_the_packing(
+    packed: bool, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first plan within few bytes may fail though plans that keep the budget are fast."""
+    weights = [tf.Variable(tf.eye(64)) for _ in range(12)]
+
+    def planned() -> Any:
+        @tf.function
+        def step(x):
+            y = x
+            for weight in weights:
+                y = tf.nn.dropout(tf.tanh(y @ weight), 0.4)
+            return ms.gradients(tf.reduce_sum(y), weights, budget=share)
+
+        return ms.plans(step.get_concrete_function(tf.TensorSpec([512, 64])))[0]
+
+    expected = planned()
+    forecast = within_limits._cost
+
+    def wrong(state: Any, site: Any, packing: float | None = None) -> float:
+        return math.inf if packed == (packing is not None) else forecast(state, site, packing)
+
+    monkeypatch.setattr(within_limits, "_cost", wrong)
+    assert planned().packed == expected.packed

@@ -18,7 +18,9 @@ from memsaving_gradients.engine.planning.within_limits import search_of
 from memsaving_gradients.engine.site.search_state import SearchState
 from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetError
+from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.planners.meter import is_clearly_less
+from memsaving_gradients.planners.proposal import SLACK
 from memsaving_gradients.transforms.loops.selection import WAYS
 
 __all__ = ["each_way", "first_candidate_that_fits"]
@@ -161,36 +163,48 @@ def _rescued(attempts: Attempts) -> AppliedPlan:
 
 
 def _packed_otherwise(attempts: Attempts, found: AppliedPlan | None) -> AppliedPlan | None:
-    """Follow ``found``, or a plan with packing switched if that is faster. Try it only if the
-    planner's plan for the same bytes is faster."""
+    """Follow ``found``, or a plan with packing switched if that is faster."""
     site = attempts.site
     if found is None or found.result is None or not _has_other(site):
         return found
-    extra = found.outcome.plan.extra_time
-    seconds = extra * site.original()[0].graph.total_seconds
     assert site.search_state is not None and site.search_state.other is not None
-    if not is_clearly_less(site.search_state.other.cost, seconds):
+    extra, other = found.outcome.plan.extra_time, site.search_state.other
+    if extra - _least_time(site, other) <= SLACK:
         return found
-    if not is_clearly_less(_cost_at(site, found, site.search_state.other), seconds):
+    if not is_clearly_less(_expected_time(site, found, other), extra):
         return found
     take_back(site, found)
     _switch_packing(attempts, alike=True)
-    other = _faster(site, extra, lambda: attempts.kept(extra))
-    if other is not None:
-        return other
+    faster = _faster(site, extra, lambda: attempts.kept(extra))
+    if faster is not None:
+        return faster
     _switch_packing(attempts)
     return attempts.again(found)
 
 
-def _cost_at(site: Site, found: AppliedPlan, other: SearchState) -> float:
-    """Return the extra seconds of a plan with packing switched, for as many bytes as ``found``;
-    infinite: no plan fits, 0: they are unknown."""
-    asked = found.outcome.plan.planned_for
-    if other.search is None or asked is None or found.outcome.estimate != other.estimate:
+def _expected_time(site: Site, found: AppliedPlan, other: SearchState) -> float:
+    """Return the extra time of a plan with packing switched, as a share of a step, if the executor
+    adds no bytes to it, or as many as it saves on ``found``; infinite: no plan fits, 0: unknown."""
+    outcome, budget = found.outcome, found.outcome.plan.budget
+    if other.search is None or budget is None or outcome.estimate != other.estimate:
         return 0.0
+    asked = max(budget, int(budget * outcome.proposal.peak / outcome.need))
     proposal = other.search.at(asked).proposal
-    packing = other.step.graph.total_seconds - site.original()[0].graph.total_seconds
-    return packing + proposal.extra_seconds if proposal.peak <= asked else math.inf
+    return _time(site, other, proposal.extra_seconds) if proposal.peak <= asked else math.inf
+
+
+def _least_time(site: Site, other: SearchState) -> float:
+    """Return a lower bound of the extra time, as a share of a step, of plans with packing switched
+    that keep the budget."""
+    assert other.goal is not None
+    budget, accumulate = other.goal.budget, site.options.accumulate
+    return _time(site, other, least_extra_seconds(other.step.graph, budget, accumulate=accumulate))
+
+
+def _time(site: Site, other: SearchState, extra_seconds: float) -> float:
+    """Return the extra time of a plan for the step of ``other``, as a share of a plain step."""
+    plain = site.original()[0].graph.total_seconds
+    return (other.step.graph.total_seconds + extra_seconds) / plain - 1
 
 
 def _has_other(site: Site) -> bool:
