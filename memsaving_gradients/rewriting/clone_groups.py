@@ -1,30 +1,34 @@
 """The clones that begin a run, and the clones that it waits for.
 
-A run is the clones behind one gate. Most of them need no gate of their own, since they read a clone
-of the run. A run is split where an op comes a second time: both clones would read the same, and the
-runtime would merge them. It is also split where that keeps memory low. The schedule may begin the
-second of two branches when the first is done; but the executor runs every op that is ready, so both
-would begin, and hold their results, at the same time.
+A run is the clones behind one gate. Most of them need not be held back, since they read a clone of
+the run. A clone that may be merged with a clone of an earlier run shares the gate of that one.
+
+A run is split where an op comes a second time: both clones would read the same, and the runtime
+would merge them. It is also split where that keeps memory low. The schedule may begin the second of
+two branches when the first is done; but the executor runs every op that is ready, so both would
+begin, and hold their results, at the same time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from memsaving_gradients.rewriting.fusion import Merging
 from memsaving_gradients.rewriting.ordering import EARLY_SHARE, MOST_TRIGGERS, SLACK_SHARE
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
-__all__ = ["Runs"]
+__all__ = ["Key", "Runs"]
 
-
+#: An op and the number of its copy.
 Key = tuple[int, int]
 
 
 class Runs:
     """The clones of the current run, each an op and the number of its copy.
 
-    ``open``: whether the run goes on. ``written``: bytes that all clones have written so far;
+    ``open``: whether the run goes on; ``gate``: the number of its gate, which the last run keeps
+    until another one begins; ``gates``: for each clone so far, the number of its gate, which may be
+    another one than that of its run. ``written``: bytes that all clones have written so far;
     ``turn``: for each clone of the run, the value of ``written`` when it really runs, as in
     :mod:`memsaving_gradients.rewriting.ordering`; ``begun``: its value when the run began;
     ``ops``: the ops of the run; ``unread``: clones of the run that no other clone reads.
@@ -34,14 +38,16 @@ class Runs:
         self.graph, self.merging = graph, merging
         self.slack, self.large = peak * SLACK_SHARE, peak * EARLY_SHARE
         self.open = False
+        self.gate: int | None = None
+        self.gates: dict[Key, int] = {}
         self.written = self.begun = 0
         self.turn: dict[Key, int] = {}
         self.ops: set[int] = set()
         self.unread: dict[Key, None] = {}
 
-    def begin(self) -> None:
+    def begin(self, gate: int) -> None:
         """Begin a run behind a new gate."""
-        self.open = True
+        self.open, self.gate = True, gate
         self.begun = self.written
         self.turn.clear()
         self.ops.clear()
@@ -50,6 +56,13 @@ class Runs:
     def close(self) -> None:
         """End the run at a backward op: the next clone begins another one."""
         self.open = False
+
+    def tied_to(self, reads: Iterable[Key]) -> int | None:
+        """Return the gate that a clone has to be behind, since it may be merged with a clone that
+        it reads; ``None`` if it may be behind any."""
+        tied = [self.gates[key] for key in reads if self.merging.merges(key[0])]
+        # If it may be merged with either of two clones, both have to be there.
+        return self.gate if self.gate in tied else next(iter(tied), None)
 
     def inside(self, reads: Collection[Key]) -> bool:
         """Return whether a clone waits because one of the clones that it reads is in the run."""
@@ -62,13 +75,14 @@ class Runs:
             return True
         return in_order and self._is_early(reads) and self._bytes(clone) >= self.large
 
-    def add(self, clone: Key, reads: Collection[Key], *, here: bool) -> None:
-        """Note that ``clone`` is there; ``here``: behind the gate of this run."""
+    def add(self, clone: Key, reads: Collection[Key], gate: int) -> None:
+        """Note that ``clone`` is there, behind ``gate``."""
+        self.gates[clone] = gate
         turn = self._ready(reads) if self._is_early(reads) else None
         self.written += self._bytes(clone)
         for key in reads:
             self.unread.pop(key, None)
-        if here:
+        if gate == self.gate:
             self.turn[clone] = self.written if turn is None else turn
             self.ops.add(clone[0])
             self.unread[clone] = None

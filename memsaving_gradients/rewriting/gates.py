@@ -1,12 +1,12 @@
-"""Gates, which hold back the roots of a run of clones, in the two forms that survive compilation.
+"""Gates, which hold back the roots of a run of clones for TensorFlow's executor.
 
-For TensorFlow's executor a gate is an identity in front of the root. It waits for its triggers by
-control edges and is exempt from grappler. A control edge on the root itself would also order it.
-But grappler would not fuse the root into the kernels that its original is fused into, and fused
+In front of the root is an identity. It waits for the gate's op by a control edge, as this op waits
+for its triggers, and is exempt from grappler. A control edge on the root itself would also order
+it. But grappler would not fuse the root into the kernels that its original is fused into, and fused
 kernels give other last bits.
 
-XLA drops control edges and merges equal ops. There the run is part of a region, which waits as a
-whole (:mod:`memsaving_gradients.rewriting.regions`).
+XLA drops control edges and merges equal ops: there, no gate would survive
+(:mod:`memsaving_gradients.rewriting.backends.regions`).
 """
 
 from __future__ import annotations
@@ -121,13 +121,12 @@ class Gate:
     Attributes
     ----------
     opens
-        The op that opens the gate. ``None``: the gate holds nothing back, since the run begins a
-        region, and the region waits (:mod:`memsaving_gradients.rewriting.regions`).
+        The op that opens the gate.
     held
         For each tensor that was held back, by reference, the tensor that replaces it.
     """
 
-    opens: tf.Operation | None = None
+    opens: tf.Operation
     held: dict[object, tf.Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -154,8 +153,6 @@ class Gate:
 
         ``matched``: its replacement must have no control edges, or its readers are not fused.
         """
-        if self.opens is None:
-            return
         index = widest_input(inputs, constant) or 0
         key = inputs[index].ref()
         if key not in self.held:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from memsaving_gradients.rewriting.regions import _movable
+from memsaving_gradients.rewriting.backends.regions import _movable
 
 v1 = tf.compat.v1
 

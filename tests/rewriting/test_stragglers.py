@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from memsaving_gradients.rewriting.stragglers import Stragglers
+from memsaving_gradients.rewriting.backends.stragglers import Stragglers
 from memsaving_gradients.schedules.schedule import Schedule, recompute_lazily
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph

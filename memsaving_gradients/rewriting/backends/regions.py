@@ -1,12 +1,11 @@
-"""Make XLA follow a schedule: the backward pass becomes a row of conditionals.
+"""The regions of a backward pass, which become a row of conditionals.
 
 XLA knows no control edges, merges clones with their originals, and runs every op that is ready.
 Copies of checkpoints, and of weights in another layout, would be there from the first moment. So
 the ops between two places of the backward schedule become a region: clones, and the backward ops
 that read them. A region becomes a conditional (:mod:`graph_tools.editing.enclosing`) whose
-predicate reads a result of the region before it. So regions with
-floating point results run one after the other, and the scratch memory of each is free when it has
-run.
+predicate reads a result of the region before it. So regions with floating point results run one
+after the other, and the scratch memory of each is free when it has run.
 
 Ops that touch variables, or lists that cross a border, cannot be in a conditional. They split a
 region; clones among them read an input behind an opaque identity.
