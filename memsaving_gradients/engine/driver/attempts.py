@@ -37,6 +37,7 @@ from memsaving_gradients.errors import PlanError
 from memsaving_gradients.planners.budget_search import CLOSE, ROUNDS, Search
 from memsaving_gradients.planners.meter import EXECUTOR_ADDS, Found
 from memsaving_gradients.planners.proposal import SLACK
+from memsaving_gradients.schedules.simulate import TIE
 
 __all__ = ["STEP_ROUNDS", "Attempts", "no_longer_kept"]
 
@@ -203,7 +204,7 @@ class Attempts:
                 break
             needs.append(found.outcome.need)
             # The error names the least need over all estimates, whatever the budget is.
-            if self.site.stopped or not self._counts_less(by=0.0):
+            if self.site.stopped or not self.site.count_less(TIE * found.outcome.need):
                 raise too_small(
                     goal, self.site.or_plain(min(needs), goal.plain_need), self.site.stopped
                 )
@@ -253,11 +254,11 @@ class Attempts:
         """Make the graph follow a plan once more."""
         return replace(found, result=follow(self.site, found.outcome).result)
 
-    def _counts_less(self, by: float = EXECUTOR_ADDS) -> bool:
-        """Switch to an estimate of the rest of the step that is lower by more than the share ``by``
-        of the budget, for the next plan; return whether there is one."""
+    def _counts_less(self) -> bool:
+        """Switch to an estimate of the rest of the step that is lower by more than the executor may
+        add to a plan, for the next plan; return whether there is one."""
         goal = self.site.goal
-        return goal is not None and self.site.count_less(by * goal.budget)
+        return goal is not None and self.site.count_less(EXECUTOR_ADDS * goal.budget)
 
     def if_it_saves(self, found: AppliedPlan | None) -> AppliedPlan | None:
         """Return ``found`` if it needs less than plain training in the executor's order, which its

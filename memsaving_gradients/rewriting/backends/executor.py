@@ -145,6 +145,8 @@ class ForExecutor(BackEnd):
         merged."""
         for op, copy in self.unmerged:
             readers = [(reader, out) for out in copy.outputs for reader in out.consumers()]
+            # TensorFlow lists them in any order, which must not decide the names of gates.
+            readers.sort(key=lambda pair: graphs.creation_index(pair[0]))
             # The other readers of an original may lead nowhere, and be pruned.
             if len(readers) == 1 or copy is op:
                 for reader, out in readers:

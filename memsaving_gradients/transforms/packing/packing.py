@@ -14,6 +14,11 @@ read a copy unpacked from bits: a 32nd of the bytes of ``float32``, as Jain et a
 
 Gradients are the same to the last bit, in an eighth to a 32nd of the bytes. The cost is a dozen
 cheap ops for each tensor.
+
+Packing edits the graph before planning, unlike other ways to store a tensor
+(:mod:`memsaving_gradients.schedules.storage`). Those store what the forward pass makes. Bits that
+are tensors of the graph may also be packed anew from a recomputed tensor, while its segment of the
+backward pass waits.
 """
 
 from __future__ import annotations
