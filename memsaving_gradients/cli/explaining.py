@@ -157,7 +157,7 @@ def _plan(results: _Results, budget: Any) -> None:
 
 def _write(results: _Results, options: argparse.Namespace) -> None:
     if options.html is not None:
-        from memsaving_gradients.reports import page
+        from memsaving_gradients.reports.web import page
 
         with _writing("--html", options.html):
             page.save(options.html, results.explanation, *results.plans, title=options.target)

@@ -53,7 +53,7 @@ class Report:
         ArgumentError
             If the folder of ``path`` does not exist, or ``path`` is a folder.
         """
-        from memsaving_gradients.reports import page
+        from memsaving_gradients.reports.web import page
 
         report: Any = self
         page.save(path, report)

@@ -61,7 +61,7 @@ def test_importing_the_package_imports_no_figures_and_no_command_line(found):
     late = (
         "reports.figures",
         "reports.frames",
-        "reports.page",
+        "reports.web.page",
         "reports.events",
         ".cli",
         ".analysis.explain",

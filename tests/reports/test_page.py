@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from memsaving_gradients.errors import ArgumentError, MissingExtraError
-from memsaving_gradients.reports import page
 from memsaving_gradients.reports.explanation import Layer
+from memsaving_gradients.reports.web import page
 from tests.helpers.reported import MIB, decision, explanation, plan
 
 #: Elements without an end tag.

@@ -1,0 +1,1 @@
+"""Plans and explanations as one HTML file, with its style and script."""
