@@ -147,13 +147,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
         **options: Any,
     ) -> None:
         super().__init__()
-        if keras.backend.backend() != "tensorflow":
-            raise ArgumentError(
-                "keras.backend.backend()",
-                keras.backend.backend(),
-                "only the TensorFlow backend has graphs to rewire; set the environment variable "
-                "KERAS_BACKEND=tensorflow before keras is imported",
-            )
+        _check_backend()
         self._reads_hold = hold_gradients is None
         self._reads_batch = batch_size is None
         device = None if device_memory is None else DeviceMemory(device_memory)
@@ -302,6 +296,16 @@ class MemorySavingGradients(keras.callbacks.Callback):
         if options.xla is None and model.jit_compile:
             options = replace(options, xla=True)
         return options
+
+
+def _check_backend() -> None:
+    if keras.backend.backend() != "tensorflow":
+        raise ArgumentError(
+            "keras.backend.backend()",
+            keras.backend.backend(),
+            "only the TensorFlow backend has graphs to rewire; set the environment variable "
+            "KERAS_BACKEND=tensorflow before keras is imported",
+        )
 
 
 @contextmanager

@@ -142,18 +142,7 @@ def gradient_error(
     >>> 0 < found.worst < 0.02, found.control
     (True, 0.0)
     """
-    if not callable(loss):
-        raise ArgumentError(
-            "loss", loss, "is not a function; give one that computes a loss from a batch"
-        )
-    if not isinstance(variables, list | tuple):
-        raise ArgumentError("variables", variables, "is not a list; give a list of variables")
-    if tf.inside_function():
-        raise ArgumentError(
-            "loss",
-            loss,
-            "cannot run while a tf.function is traced; call gradient_error outside of it",
-        )
+    _check(loss, variables)
     made = list(variables)
     fed = [tf.convert_to_tensor(part) for part in batch]
 
@@ -203,3 +192,18 @@ def gradient_error(
     found.sort(key=lambda one: -one.error)
     tiny = (k for k in range(len(made)) if plain[k] is not None and not counts[k])
     return GradientError(tuple(found), tuple(names[k] for k in tiny))
+
+
+def _check(loss: Any, variables: Any) -> None:
+    if not callable(loss):
+        raise ArgumentError(
+            "loss", loss, "is not a function; give one that computes a loss from a batch"
+        )
+    if not isinstance(variables, list | tuple):
+        raise ArgumentError("variables", variables, "is not a list; give a list of variables")
+    if tf.inside_function():
+        raise ArgumentError(
+            "loss",
+            loss,
+            "cannot run while a tf.function is traced; call gradient_error outside of it",
+        )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -84,18 +85,14 @@ def capture_step(
     reads = [() if op_types.reads_shapes(op) else ops.inputs[i] for i, op in enumerate(ops.ops)]
     bounds = [*ops.first_value.tolist(), len(ops.producer)]
     results = [ops.value(t) for t in grads]
-    takes = takes_constant(ops)
-    expensive = {i for i, op in enumerate(ops.ops) if op.type in op_types.EXPENSIVE}
-    sizes = ops.value_bytes(batch)
+    takes, sizes = takes_constant(ops), ops.value_bytes(batch)
     fuses = _fuses(ops, takes)
     sums: dict[int, tuple[int, ...]] = {}
     all_sums = may_chain and short_sums and may_become_variables(ops, border, batch, results)
     if may_chain:
         sums = chainable(ops, border, sizes, set(results), short=short_sums, small=all_sums)
-    if profile:
-        costs = profiles.measured(ops, batch, progress=progress)
-    else:
-        costs = profiles.estimated(ops, batch)
+    measured = partial(profiles.measured, progress=progress)
+    costs = (measured if profile else profiles.estimated)(ops, batch)
     graph = TrainingGraph(
         first_backward=border,
         reads=reads,
@@ -109,7 +106,7 @@ def capture_step(
         forwards=np.array([op.type in op_types.FORWARDING for op in ops.ops], np.bool_),
         fuses=fuses,
         seconds=np.where(ops.here, costs.seconds, 0.0),
-        expensive=np.array([i in expensive for i in range(len(ops.ops))], np.bool_),
+        expensive=np.array([op.type in op_types.EXPENSIVE for op in ops.ops], np.bool_),
         ends=tuple(sorted({int(ops.producer[ops.value(t)]) for t in ys})),
         targets=tuple(results) if hold_gradients else (),
         sums=sums,

@@ -135,14 +135,20 @@ def saving(
         flat = leave(call)
     else:
         leave_to(call)
-        try:
-            flat = save_memory(call)
-        except BaseException:
-            if found is not None and in_blocks is not None:
-                _take_back(graph, found, in_blocks)
-            raise
+        flat = _saved(call, found)
     graph_state.returned(graph, components(flat, graph), options.hold_gradients or call.reduced)
     return tf.nest.pack_sequence_as(grads, flat)
+
+
+def _saved(call: Call, found: Prepared | None) -> list[Any]:
+    """Return the gradients of a call with less memory; after an error, restore the attention that
+    was ``found``."""
+    try:
+        return save_memory(call)
+    except BaseException:
+        if found is not None and call.attention is not None:
+            _take_back(call.graph, found, call.attention)
+        raise
 
 
 def _in_blocks(
