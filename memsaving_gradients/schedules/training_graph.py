@@ -203,7 +203,7 @@ class TrainingGraph:
     @cached_property
     def merged(self) -> dict[int, int]:
         """The values that the runtime may merge away, each with its reader: an op that fuses makes
-        the value, and one forward op alone reads it."""
+        the value, and one forward op alone reads it, which is no concatenation."""
         count = np.zeros(len(self.storage), np.int64)
         reader = np.zeros(len(self.storage), np.int64)
         for op, values in enumerate(self.reads):
@@ -214,7 +214,9 @@ class TrainingGraph:
             value: int(reader[value])
             for op in np.flatnonzero(self.fuses[: self.first_backward]).tolist()
             for value in self.writes[op]
-            if count[value] == 1 and reader[value] < self.first_backward
+            if count[value] == 1
+            and reader[value] < self.first_backward
+            and not self.joins[reader[value]]
         }
 
     def end_of_kernel(self, storage: int) -> int:
