@@ -441,6 +441,39 @@ def test_what_becomes_one_kernel_is_not_parted(exact, asked):
         assert "matmul_2" in kept["Tanh_1:0"]
 
 
+def test_layers_of_a_dense_block_are_kept_one_by_one(exact):
+    """No kernel merges with a concatenation: the default plan may keep its parts (DenseNet)."""
+    growth, layers = 8, 16
+    draw = np.random.default_rng(7)
+
+    def kernel(size, inputs, outputs):
+        return tf.constant(draw.normal(size=(size, size, inputs, outputs)) / 10, tf.float32)
+
+    narrow = [kernel(1, growth * (k + 1), 4 * growth) for k in range(layers)]
+    wide = [kernel(3, 4 * growth, growth) for _ in range(layers)]
+    x = tf.constant(draw.normal(size=(2, 16, 16, growth)), tf.float32)
+    plans = []
+
+    def program(gradients):
+        @tf.function(autograph=False)
+        def step(x, narrow, wide):
+            h = x
+            for one, other in zip(narrow, wide, strict=True):
+                new = tf.nn.relu(tf.nn.conv2d(tf.nn.relu(h), one, 1, "SAME"))
+                h = tf.concat([h, tf.nn.conv2d(new, other, 1, "SAME")], -1)
+            return gradients(tf.reduce_mean(h**2), [*narrow, *wide])
+
+        found = step(x, narrow, wide)
+        plans.append(ms.plans(step))
+        return found
+
+    ours = program(ms.gradients)
+    for a, b in zip(program(tf.gradients), ours, strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+    ((plan,), _) = plans
+    assert plan.peak <= 0.5 * plan.peak_plain
+
+
 def test_what_keeps_a_clone_apart_is_out_of_the_callers_scopes():
     with tf.Graph().as_default() as graph:
         h = x = v1.placeholder(tf.float32, [64, 32])
