@@ -24,6 +24,7 @@ __all__ = [
     "Muon",
     "Variable",
     "applied_steps",
+    "check_backend",
     "check_version",
     "compiled_with",
     "export",
@@ -42,6 +43,18 @@ __all__ = [
 ]
 
 OLDEST = "3.3"
+
+
+def check_backend(why: str) -> None:
+    """Raise an `ArgumentError` unless Keras runs on TensorFlow; ``why``: the reason to need it."""
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise ArgumentError(
+            "keras.backend.backend()",
+            backend,
+            f"{why}; set the environment variable KERAS_BACKEND=tensorflow before keras is"
+            " imported",
+        )
 
 
 def check_version(version: str) -> None:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from graph_tools.warn import warn
 from memsaving_gradients import patching
+from memsaving_gradients._keras import check_backend
 from memsaving_gradients.budget import RESERVE, DeviceMemory
 from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.keras_layers import Checkpoint as Checkpoint
@@ -147,7 +148,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
         **options: Any,
     ) -> None:
         super().__init__()
-        _check_backend()
+        check_backend("only the TensorFlow backend has graphs to rewire")
         self._reads_hold = hold_gradients is None
         self._reads_batch = batch_size is None
         device = None if device_memory is None else DeviceMemory(device_memory)
@@ -296,16 +297,6 @@ class MemorySavingGradients(keras.callbacks.Callback):
         if options.xla is None and model.jit_compile:
             options = replace(options, xla=True)
         return options
-
-
-def _check_backend() -> None:
-    if keras.backend.backend() != "tensorflow":
-        raise ArgumentError(
-            "keras.backend.backend()",
-            keras.backend.backend(),
-            "only the TensorFlow backend has graphs to rewire; set the environment variable "
-            "KERAS_BACKEND=tensorflow before keras is imported",
-        )
 
 
 @contextmanager

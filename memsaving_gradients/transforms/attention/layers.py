@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from graph_tools.warn import warn
 from memsaving_gradients import _keras
-from memsaving_gradients.errors import ArgumentError, NothingSavedWarning
+from memsaving_gradients.errors import NothingSavedWarning
 from memsaving_gradients.transforms.attention.additive import additive_scores
 from memsaving_gradients.transforms.attention.arguments import block_pair
 from memsaving_gradients.transforms.attention.attend import attend
@@ -35,13 +35,7 @@ class _InBlocks:
     """The common part of the layers: the argument ``block``, and a warning if it has no use."""
 
     def __init__(self, *args: Any, block: Any = None, **kwargs: Any) -> None:
-        if keras.backend.backend() != "tensorflow":
-            raise ArgumentError(
-                "keras.backend.backend()",
-                keras.backend.backend(),
-                "attention in blocks needs Keras with TensorFlow as its backend; set the "
-                "environment variable KERAS_BACKEND=tensorflow before keras is imported",
-            )
+        _keras.check_backend("attention in blocks needs Keras with TensorFlow as its backend")
         super().__init__(*args, **kwargs)
         self.block = block
         self._pair = block_pair(block)
