@@ -138,18 +138,17 @@ def seek(site: Site) -> SearchState | None:
     site.switch_packing(False)
     other = SearchState(step, unpacked, before, goal, search_of(site, step, before))
     seconds = packed.step.graph.total_seconds - step.graph.total_seconds
-    other = replace(other, cost=_cost(other, site))
+    cost = _cost(other, site)
     assert other.search is not None
     if other.search.stopped:
         return other
-    if goal is not None and other.cost <= seconds:
+    if goal is not None and cost <= seconds:
         return replace(other, other=packed)
     site.switch_packing(True)
     packed = replace(packed, search=search_of(site, packed.step, before))
-    packed = replace(packed, cost=_cost(packed, site, seconds))
     # If neither fits, both costs are infinite. The packed step goes first: its need is the least.
     better, worse = packed, other
-    if not is_clearly_less(packed.cost, other.cost):
+    if not is_clearly_less(_cost(packed, site, seconds), cost):
         site.switch_packing(False)
         better, worse = other, packed
     return better if goal is None else replace(better, other=worse)

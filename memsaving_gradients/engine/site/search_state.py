@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from memsaving_gradients.budget import Goal
@@ -32,9 +31,6 @@ class SearchState:
         ``other``) the search has not begun.
     other
         Under a budget, the search with packing switched: one of its plans may be better.
-    cost
-        The extra seconds of a first plan within the budget, or the bytes that a plan within the
-        slowdown needs; infinite: no plan was found.
     estimate
         The number of the estimate of the rest of the step in ``step``, as `Site.estimate`.
     searched
@@ -47,6 +43,5 @@ class SearchState:
     goal: Goal | None
     search: Search | None
     other: SearchState | None = None
-    cost: float = math.inf
     estimate: int = 0
     searched: dict[int, tuple[CapturedStep, Search | None]] = field(default_factory=dict)
