@@ -203,7 +203,7 @@ class TrainingGraph:
     @cached_property
     def merged(self) -> dict[int, int]:
         """The values that the runtime may merge away, each with its reader: an op that fuses makes
-        the value, and one forward op alone reads it, which is no concatenation."""
+        the value, and its only reader is a forward op, but no concatenation."""
         count = np.zeros(len(self.storage), np.int64)
         reader = np.zeros(len(self.storage), np.int64)
         for op, values in enumerate(self.reads):

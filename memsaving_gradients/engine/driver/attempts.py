@@ -203,7 +203,7 @@ class Attempts:
             if found.keeps(found.outcome.need):
                 break
             needs.append(found.outcome.need)
-            # The error names the least need over all estimates, whatever the budget is.
+            # The error names the least need over all estimates that differ, whatever the budget is.
             if self.site.stopped or not self.site.count_less(TIE * found.outcome.need):
                 raise too_small(
                     goal, self.site.or_plain(min(needs), goal.plain_need), self.site.stopped

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Computation(Protocol):
-    """What simulations read of a gradient computation; the engine's `Site` has all of it."""
+    """The attributes of a gradient computation that simulations read; `Site` has all of them."""
 
     call: Call
     packed: Packed

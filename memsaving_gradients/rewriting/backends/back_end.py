@@ -1,4 +1,4 @@
-"""What the pass over a schedule asks of a back end.
+"""The interface between the pass over a schedule and a back end.
 
 The pass (:mod:`memsaving_gradients.rewriting.clones`) makes clones and re-points inputs. When an op
 runs is the task of the back end, which knows what the runtime obeys. It sees each entry of the
@@ -31,7 +31,7 @@ __all__ = ["BackEnd", "Shared"]
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What a pass over a schedule shares with its back end.
+    """The state that a pass over a schedule shares with its back end.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Shared:
 
 
 class BackEnd(ABC):
-    """What makes a runtime run ops in the order of one schedule.
+    """The edits that make a runtime run ops in the order of one schedule.
 
     Attributes
     ----------
