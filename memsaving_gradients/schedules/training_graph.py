@@ -176,7 +176,7 @@ class TrainingGraph:
     @cached_property
     def losable(self) -> BoolArray:
         """For each value, whether a plan may drop and recompute it: it is a forward value, not a
-        source, and its ops are clonable."""
+        source, its ops are clonable, and keeping it is not better in any case."""
         return self._losable(self.clonable)
 
     def losable_with(self, stored: Collection[int]) -> list[bool]:
@@ -188,7 +188,42 @@ class TrainingGraph:
     def _losable(self, again: BoolArray) -> BoolArray:
         early = self.producer < self.first_backward
         both = again[self.producer] & again[self.producer[self.storage]]
-        return early & both & ~self.source[self.storage]
+        return self._without_dominated(early & both & ~self.source[self.storage])
+
+    def _without_dominated(self, losable: BoolArray) -> BoolArray:
+        """Return ``losable`` without values that are better kept in any plan.
+
+        The only reader of a value that cannot be recomputed, such as random numbers, makes others
+        of at most its bytes, such as the mask of a dropout layer. Recomputing the mask would keep
+        the random numbers from the forward pass on, in no fewer bytes than the mask.
+        """
+        own = self.storage == np.arange(len(self.storage))
+        once = own & ~losable & ~self.source & (self.producer < self.first_backward)
+        once[list(self.targets)] = False
+        better = np.zeros(len(own), np.bool_)
+        stack = np.flatnonzero(once & (self.size > 0)).tolist()
+        reader = self._only_reader.tolist() if stack else []
+        while stack:
+            root = stack.pop()
+            op = reader[root]
+            made = [v for v in self.writes[op] if own[v] and self.size[v]]
+            smaller = made and self.size[made].sum() <= self.size[root]
+            if 0 <= op < self.first_backward and smaller and losable[made].all():
+                better[made] = True
+                stack += made
+        return losable & ~better[self.storage]
+
+    @cached_property
+    def _only_reader(self) -> IntArray:
+        """For each storage, the op that alone reads it; -1 if there is none, or several do."""
+        counts = [len(values) for values in self.reads]
+        ops = np.repeat(np.arange(self.length), counts)
+        read = np.fromiter((v for values in self.reads for v in values), np.int64, len(ops))
+        pairs = np.unique(np.stack([self.storage[read], ops]), axis=1)
+        reader = np.full(len(self.storage), -1)
+        reader[pairs[0]] = pairs[1]
+        reader[np.bincount(pairs[0], minlength=len(reader)) != 1] = -1
+        return reader
 
     @cached_property
     def losable_reads(self) -> list[tuple[int, ...]]:
