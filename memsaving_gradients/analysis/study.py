@@ -87,6 +87,8 @@ class Study:
     loops_alone
         After `least`: for each way to replay loops, the budget (bytes) that it needs if nothing
         else is done, and its extra time.
+    search
+        After `least`: the search in which its plan was found, on the step with masks packed.
     """
 
     def __init__(self, fn: Any, args: Sequence[Any], options: Options) -> None:
@@ -101,6 +103,7 @@ class Study:
         self.graph = self.step.graph
         self.plain = plain_bytes(self.before, self.site.gating)
         self.loops_alone: list[tuple[int, float]] = []
+        self.search: Search | None = None
         self._holes: float | None = None
 
     @property
@@ -131,7 +134,7 @@ class Study:
             return self._least_of_chains()
         self.site.call = replace(self.site.call, mode="budget")
         driver = Driver(self.site)
-        outcome = driver.least()
+        outcome, self.search = driver.least(), driver.search
         self.loops_alone = [
             (need, self.of_step(seconds - self.graph.total_seconds))
             for need, seconds in driver.loops_alone
@@ -156,20 +159,16 @@ class Study:
 
     def _least_of_chains(self) -> Found | None:
         try:
-            self.site.search_state = seek(self.site)
+            state = seek(self.site)
         finally:
             self.site.abandon()
-        if self.search is None:
+        if state is None or state.search is None:
             return None
+        self.search = state.search
         found = replace(self.search, planner=chain.plan).least()
         plain = chunk_bytes(self.before, self.site.gating) / max(self.before.peak, 1)
         self._holes = max(plain, found.need / max(found.proposal.peak, 1))
         return replace(found, need=int(found.need / first_share(self.site)))
-
-    @property
-    def search(self) -> Search | None:
-        """The search in which `least` found its plan, on the step with masks packed."""
-        return None if self.site.search_state is None else self.site.search_state.search
 
     def need(self, proposal: Proposal) -> int:
         """Return the bytes that a plan needs in chunks. In deep networks, estimate them by the

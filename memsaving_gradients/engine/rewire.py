@@ -128,8 +128,8 @@ class Saved:
         if self.followed is not None:
             _forget(self)
             take_back(self.site, self.followed)
-        self.site.treat_loops(None)
-        self.site.search_state = self.followed = None
+        self.site.restore()
+        self.followed = None
 
     def settle(self, **changes: Any) -> None:
         """Record the plan, with ``changes`` to its attributes, as the final one."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from graph_tools.errors import GraphError
 from memsaving_gradients.engine.driver.attempt import AppliedPlan, take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
-from memsaving_gradients.engine.planning.within_limits import search_of
+from memsaving_gradients.engine.planning.within_limits import switch_packing
 from memsaving_gradients.engine.site.search_state import SearchState
 from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetError
@@ -215,12 +214,6 @@ def _has_other(site: Site) -> bool:
 
 
 def _switch_packing(attempts: Attempts, *, alike: bool = False) -> None:
-    """Pack masks if they are not packed, else unpack them, and search plans for that from now on.
-    ``alike``: as in `Attempts.start`."""
-    site, state = attempts.site, attempts.site.search_state
-    assert state is not None and state.other is not None
-    site.switch_packing(not site.packed.tensors)
-    other = state.other
-    search = other.search or search_of(site, other.step, other.before)
-    site.search_state = replace(other, search=search, other=replace(state, other=None))
+    """Search plans with packing switched from now on. ``alike``: as in `Attempts.start`."""
+    switch_packing(attempts.site)
     attempts.start(alike=alike)

@@ -17,6 +17,7 @@ from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.site.simulations import as_it_is
 from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetError, PlanError
+from memsaving_gradients.planners.budget_search import Search
 
 __all__ = ["Driver"]
 
@@ -38,6 +39,9 @@ class Driver:
     loops_alone
         After `least`: for each way to replay loops, without other savings, the bytes of a budget
         that the step needs and its time (seconds).
+    search
+        After `least`: the search in which its plan was found, to search further; ``None``: there
+        was no search.
     """
 
     def __init__(self, site: Site, shared: Shared | None = None) -> None:
@@ -45,6 +49,7 @@ class Driver:
         self.attempts = Attempts(site)
         self.at_least = False
         self.loops_alone: list[tuple[int, float]] = []
+        self.search: Search | None = None
 
     def follow(self) -> AppliedPlan | None:
         """Follow a plan with which the gradients keep the budget; ``None``: nothing can be saved.
@@ -70,7 +75,6 @@ class Driver:
         """Return the plan of least memory, which a budget error would name; the graph is left as it
         was. ``None``: no plan saves memory."""
         least: Outcome | None = None
-        state = self.site.search_state
         try:
             with uncollected(), showing(self.site.options.progress) as self.site.progress:
                 self.site.original()
@@ -81,10 +85,9 @@ class Driver:
                     if least is None or (found is not None and found.outcome.need < least.need):
                         least = None if found is None else found.outcome
                         state = self.site.search_state
+                        self.search = None if state is None else state.search
         finally:
             self.site.abandon()
-            # The search that found the plan, for callers that search further.
-            self.site.search_state = state
         return least
 
     def _fitting(self) -> AppliedPlan | None:

@@ -36,8 +36,8 @@ __all__ = [
     "budget_of",
     "first_need",
     "first_share",
-    "search_of",
     "seek",
+    "switch_packing",
     "unknown_to",
     "within_limits",
 ]
@@ -53,13 +53,9 @@ def within_limits(
     or of the planner saves memory. ``wanted``: picks the plan from a search for a budget.
     """
     options = site.options
-    if site.search_state is None:
-        site.search_state = seek(site)
-    state = site.search_state
+    state = _current(site)
     if state is None:
         return None
-    if state.estimate != site.estimate:
-        site.search_state = state = _estimated(site, state)
     step, goal, search = state.step, state.goal, state.search
     budget = None if goal is None else goal.budget
     name = planner_name(options.planner)
@@ -111,6 +107,26 @@ def within_limits(
     return Outcome(step, found.proposal, plan, stopped=found.stopped, estimate=site.estimate)
 
 
+def _current(site: Site) -> SearchState | None:
+    """Return the site's search, for the estimate that is in use now; begin it if there is none yet.
+    ``None``, after a warning: the graph cannot be rewritten."""
+    state = seek(site) if site.search_state is None else site.search_state
+    if state is not None and state.estimate != site.estimate:
+        state = _estimated(site, state)
+    site.search_state = state
+    return state
+
+
+def switch_packing(site: Site) -> None:
+    """Pack masks if they are not packed, else unpack them; search plans for that from now on."""
+    state = site.search_state
+    assert state is not None and state.other is not None
+    site.switch_packing(not site.packed.tensors)
+    other = state.other
+    search = other.search or _search_of(site, other.step, other.before)
+    site.search_state = replace(other, search=search, other=replace(state, other=None))
+
+
 def seek(site: Site) -> SearchState | None:
     """Return the step to plan for, with masks packed or not, and the search for its plans;
     ``None``, after a warning: the graph cannot be rewritten."""
@@ -124,7 +140,7 @@ def seek(site: Site) -> SearchState | None:
     if ample and not site.is_other:
         return SearchState(step, unpacked, before, goal, None)
     if not site.pack():
-        return SearchState(step, unpacked, before, goal, search_of(site, step, before))
+        return SearchState(step, unpacked, before, goal, _search_of(site, step, before))
     packed = SearchState(site.capture(), unpacked, before, goal, None)
     limited = goal is not None or options.max_slowdown is not None
     if not limited:
@@ -133,10 +149,10 @@ def seek(site: Site) -> SearchState | None:
             site.unpack()
             site.pack(parts=False)
             packed = replace(packed, step=site.capture())
-        return replace(packed, search=search_of(site, packed.step, before))
+        return replace(packed, search=_search_of(site, packed.step, before))
     # Packing takes time that recomputation could use instead.
     site.switch_packing(False)
-    other = SearchState(step, unpacked, before, goal, search_of(site, step, before))
+    other = SearchState(step, unpacked, before, goal, _search_of(site, step, before))
     seconds = packed.step.graph.total_seconds - step.graph.total_seconds
     cost = _cost(other, site)
     assert other.search is not None
@@ -145,7 +161,7 @@ def seek(site: Site) -> SearchState | None:
     if goal is not None and cost <= seconds:
         return replace(other, other=packed)
     site.switch_packing(True)
-    packed = replace(packed, search=search_of(site, packed.step, before))
+    packed = replace(packed, search=_search_of(site, packed.step, before))
     # If neither fits, both costs are infinite. The packed step goes first: its need is the least.
     better, worse = packed, other
     if not is_clearly_less(_cost(packed, site, seconds), cost):
@@ -160,7 +176,7 @@ def _estimated(site: Site, state: SearchState) -> SearchState:
     searched[state.estimate] = state.step, state.search
     if now not in searched:
         step = site.capture()
-        searched[now] = step, search_of(site, step, state.before)
+        searched[now] = step, _search_of(site, step, state.before)
     step, search = searched[now]
     return replace(state, step=step, search=search, estimate=now)
 
@@ -185,7 +201,7 @@ def first_need(site: Site, state: SearchState) -> int:
     return int(budget * share)
 
 
-def search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:
+def _search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:
     """Return a search for plans of a step, with masks packed as they are at the site now."""
     options = site.options
     return Search(

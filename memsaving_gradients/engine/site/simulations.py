@@ -24,7 +24,6 @@ from memsaving_gradients.engine.call import Call
 from memsaving_gradients.rewriting.clones import Rewrite
 from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import Simulation, simulate
-from memsaving_gradients.transforms.packing.packing import Packed
 
 __all__ = [
     "Computation",
@@ -41,13 +40,18 @@ class Computation(Protocol):
     """The attributes of a gradient computation that simulations read; `Site` has all of them."""
 
     call: Call
-    packed: Packed
-    gates: Mapping[tf.Operation, Collection[tf.Operation]]
-    without: Mapping[tf.Operation, Collection[tf.Operation]]
 
     @property
     def in_whole(self) -> bool:
         """Whether simulations cover the whole step."""
+
+    @property
+    def ignored_edges(self) -> Mapping[tf.Operation, Collection[tf.Operation]]:
+        """The control edges that capture ignores."""
+
+    @property
+    def late_forward_ops(self) -> Collection[tf.Operation]:
+        """Forward ops that were created after the first gradient."""
 
 
 def simulate_plain(site: Computation, step: CapturedStep) -> Simulation:
@@ -111,7 +115,7 @@ def _simulate_built(
         grads,
         besides=[*call.ends, *(t for t, _ in others)],
         late=graphs.creation_index(call.first_operation),
-        without={**site.without, **site.gates},
+        without=site.ignored_edges,
         home=call.home,
     )
     held = [*(grads if call.holds_gradients else ()), *(t for t, held in others if held)]
@@ -127,7 +131,7 @@ def _simulated(
 
 def _named(site: Computation, simulation: Simulation, ops: OpGraph) -> Simulation:
     border = graphs.creation_index(site.call.first_operation)
-    early = {op.name for op in (*site.packed.early, *site.gates)}
+    early = {op.name for op in site.late_forward_ops}
 
     def name(value: int, _: int) -> tuple[str, Part]:
         tensor = ops.tensor(value)

@@ -51,12 +51,16 @@ class Site:
     gates
         Forward ops that were created late, to hold the forward pass back; each with its triggers.
     without
-        Control edges that capture ignores: for each op, the ops that it waits for by them.
+        Control edges that were added after the gradients were built: for each op, the ops that it
+        waits for by them.
     whole
         The whole step, if its function has been traced to its end; ``None``: the gradients are
         planned by themselves.
     estimate
         The number, in `Rest.estimates`, of the estimate of the rest of the step in use.
+    search_state
+        The search for a plan; ``None``: it has not begun. `engine.planning.within_limits` begins
+        it, and follows changes of packing and of the estimate. `treat_loops` and `restore` end it.
     """
 
     call: Call
@@ -105,6 +109,21 @@ class Site:
     def gating(self) -> str:
         """The kind of gates: ``"data"`` under XLA, else ``"control"``."""
         return "data" if self.xla else "control"
+
+    @property
+    def ignored_edges(self) -> Mapping[tf.Operation, Collection[tf.Operation]]:
+        """The control edges that capture ignores: those added after the gradients were built, and
+        those of gates. They only order the step.
+
+        For each op, the ops that it waits for by them.
+        """
+        return {**self.without, **self.gates}
+
+    @property
+    def late_forward_ops(self) -> Collection[tf.Operation]:
+        """The ops that belong to the forward pass, though they were created after the first
+        gradient: those that pack tensors, and gates."""
+        return {*self.packed.early, *self.gates}
 
     @property
     def assumed_steps(self) -> int | None:
@@ -180,8 +199,8 @@ class Site:
             # XLA chooses its own order for sums of few addends, whatever op expresses them.
             short_sums=not self.xla,
             idle=graph_state.idle(self.graph),
-            beside={*self.packed.early, *self.gates},
-            without={**self.without, **self.gates},
+            beside=self.late_forward_ops,
+            without=self.ignored_edges,
             home=self.home,
             **more,
         )
@@ -266,6 +285,11 @@ class Site:
         """Why planning ended early, or an empty string."""
         search = self.search_state.search if self.search_state is not None else None
         return "" if search is None else search.stopped
+
+    def restore(self) -> None:
+        """Restore the graph, so that it can be planned anew, and forget the search."""
+        self.treat_loops(None)
+        self.search_state = None
 
     def abandon(self) -> None:
         """Restore the graph; note that the ops built for these gradients have no readers."""
