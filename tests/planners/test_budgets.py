@@ -400,10 +400,24 @@ def test_what_was_tried_in_vain_does_not_run():
     assert held - live, "the first plan is followed here, which proves nothing"
 
 
+def plan_of_dropouts(layers: int, share: float, **options: Any) -> ms.Plan:
+    """Return the plan, within a share of the bytes, for layers with dropout."""
+    weights = [tf.Variable(tf.eye(64)) for _ in range(layers)]
+
+    @tf.function
+    def step(x: tf.Tensor) -> Any:
+        y = x
+        for weight in weights:
+            y = tf.nn.dropout(tf.tanh(y @ weight), 0.4)
+        return ms.gradients(tf.reduce_sum(y), weights, budget=share, **options)
+
+    (plan,) = ms.plans(step.get_concrete_function(tf.TensorSpec([512, 64])))
+    return plan
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_other_packing_is_tried(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """When they run, plans with packed, or unpacked, masks may need more bytes than simulated."""
-    weights = [tf.Variable(tf.eye(64)) for _ in range(6)]
     kept = Attempts.kept
 
     def refusing(attempts: Attempts, limit: float = math.inf) -> Any:
@@ -415,16 +429,9 @@ def test_the_other_packing_is_tried(packed: bool, monkeypatch: pytest.MonkeyPatc
         return None
 
     monkeypatch.setattr(Attempts, "kept", refusing)
-
-    @tf.function
-    def step(x):
-        y = x
-        for weight in weights:
-            y = tf.nn.dropout(tf.tanh(y @ weight), 0.4)
-        return ms.gradients(tf.reduce_sum(y), weights, budget=0.8, planner="chain")
-
-    (plan,) = ms.plans(step.get_concrete_function(tf.TensorSpec([512, 64])))
+    plan = plan_of_dropouts(6, 0.8, planner="chain")
     assert plan.packed == packed
+    assert plan.budget is not None
     assert plan.allocated <= plan.budget
 
 
@@ -434,23 +441,11 @@ def test_a_wrong_forecast_does_not_choose_the_packing(
     packed: bool, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A first plan within few bytes may fail though plans that keep the budget are fast."""
-    weights = [tf.Variable(tf.eye(64)) for _ in range(12)]
-
-    def planned() -> Any:
-        @tf.function
-        def step(x):
-            y = x
-            for weight in weights:
-                y = tf.nn.dropout(tf.tanh(y @ weight), 0.4)
-            return ms.gradients(tf.reduce_sum(y), weights, budget=share)
-
-        return ms.plans(step.get_concrete_function(tf.TensorSpec([512, 64])))[0]
-
-    expected = planned()
+    expected = plan_of_dropouts(12, share)
     forecast = within_limits._cost
 
     def wrong(state: Any, site: Any, packing: float | None = None) -> float:
         return math.inf if packed == (packing is not None) else forecast(state, site, packing)
 
     monkeypatch.setattr(within_limits, "_cost", wrong)
-    assert planned().packed == expected.packed
+    assert plan_of_dropouts(12, share).packed == expected.packed

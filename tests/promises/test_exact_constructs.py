@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -39,6 +41,22 @@ def sandwich(between, *, every=True):
         return Net(tf.reduce_sum(layers(p, h, 3, 6, between if every else None)))
 
     return build
+
+
+def ran(step, gradients, *inputs):
+    """Return the results of ``step(gradients, *inputs)`` in a function, and the plans."""
+    function = tf.function(lambda *inputs: step(gradients, *inputs), autograph=False)
+    found = function(*inputs)
+    return [t.numpy() for t in tf.nest.flatten(found)], ms.plans(function)
+
+
+def compared(step, *inputs, **options):
+    """Check that a step gives the same bits with ``ms.gradients`` and ``options`` as with
+    ``tf.gradients``; return the plans."""
+    found, plans = ran(step, functools.partial(ms.gradients, **options), *inputs)
+    expected, _ = ran(step, tf.gradients, *inputs)
+    assert_identical(found, expected, f"{options}")
+    return plans
 
 
 @tf.custom_gradient
@@ -314,20 +332,14 @@ def test_what_reads_a_value_and_leads_to_no_gradient_may_be_used_or_not(exact, u
     another op reads it, grappler does not."""
     x = tf.constant(np.random.default_rng(11).normal(size=(4, 4)), tf.float32)
 
-    def program(gradients):
-        @tf.function(autograph=False)
-        def step(x):
-            square = x * x
-            beside = tf.tanh(tf.tanh(square))
-            noise = tf.random.stateless_normal(x.shape, seed=[3, 0])
-            grads = gradients(tf.reduce_sum(tf.tanh(square * noise)), x)
-            return grads, beside if used else x
+    def step(gradients, x):
+        square = x * x
+        beside = tf.tanh(tf.tanh(square))
+        noise = tf.random.stateless_normal(x.shape, seed=[3, 0])
+        grads = gradients(tf.reduce_sum(tf.tanh(square * noise)), x)
+        return grads, beside if used else x
 
-        return step(x)
-
-    ours = program(lambda y, x: ms.gradients(y, x, checkpoints=[]))
-    for a, b in zip(tf.nest.flatten(program(tf.gradients)), tf.nest.flatten(ours), strict=True):
-        assert a.numpy().tobytes() == b.numpy().tobytes()
+    compared(step, x, checkpoints=[])
 
 
 #: Layers, and how many of them make the network.
@@ -347,19 +359,16 @@ def test_a_loss_that_is_not_asked_for_is_pruned(exact, name, mode, returned):
     body, depth = BODIES[name]
     x = tf.constant(np.random.default_rng(0).normal(size=(64, 32)), tf.float32)
 
-    def program(gradients):
-        @tf.function(autograph=False)
-        def step(x):
-            h = x
-            for _ in range(depth):
-                h = body(h)
-            loss = tf.reduce_sum(h)
-            return gradients(loss, [x])[0], loss if returned else x
+    def step(gradients, x):
+        h = x
+        for _ in range(depth):
+            h = body(h)
+        loss = tf.reduce_sum(h)
+        return gradients(loss, [x])[0], loss if returned else x
 
-        return step(x)[0].numpy()
-
-    ours = program(lambda y, xs: ms.gradients(y, xs, checkpoints=mode))
-    assert ours.tobytes() == program(tf.gradients).tobytes()
+    ours, _ = ran(step, functools.partial(ms.gradients, checkpoints=mode), x)
+    plain, _ = ran(step, tf.gradients, x)
+    assert_identical(ours[0], plain[0], f"{name}, {mode!r}")
 
 
 @pytest.mark.parametrize("mode", ["memory", "speed"])
@@ -370,19 +379,13 @@ def test_silu_is_one_kernel_in_copies_too(exact, mode):
     x = tf.constant(draw.normal(size=(64, 64)), tf.float32)
     weights = [tf.constant(draw.normal(size=(64, 64)) / 8, tf.float32) for _ in range(5)]
 
-    def program(gradients):
-        @tf.function(autograph=False)
-        def step(x, *weights):
-            h = x
-            for weight in weights:
-                h = tf.nn.silu(h @ weight)
-            return gradients(tf.reduce_mean(h**2), weights)
+    def step(gradients, x, *weights):
+        h = x
+        for weight in weights:
+            h = tf.nn.silu(h @ weight)
+        return gradients(tf.reduce_mean(h**2), weights)
 
-        return step(x, *weights)
-
-    ours = program(lambda y, xs: ms.gradients(y, xs, checkpoints=mode))
-    for a, b in zip(program(tf.gradients), ours, strict=True):
-        assert a.numpy().tobytes() == b.numpy().tobytes()
+    compared(step, x, *weights, checkpoints=mode)
 
 
 def test_a_constant_gradient_moves_past_a_product_that_others_wait_for(exact):
@@ -392,19 +395,14 @@ def test_a_constant_gradient_moves_past_a_product_that_others_wait_for(exact):
     x = tf.constant(draw.normal(size=(256, 32)), tf.float32)
     weights = [tf.constant(draw.normal(size=(32, 32)) / 6, tf.float32) for _ in range(3)]
 
-    def program(gradients):
-        @tf.function(autograph=False)
-        def step(x):
-            h = x
-            for w in weights:
-                h = tf.nn.silu(h @ w)
-            return gradients(h, x, grad_ys=tf.fill(h.shape, 0.1))[0]
+    def step(gradients, x):
+        h = x
+        for w in weights:
+            h = tf.nn.silu(h @ w)
+        return gradients(h, x, grad_ys=tf.fill(h.shape, 0.1))[0]
 
-        return step(x).numpy().tobytes(), ms.plans(step)
-
-    found, (plan,) = program(lambda *args, **kw: ms.gradients(*args, checkpoints="memory", **kw))
+    (plan,) = compared(step, x, checkpoints="memory")
     assert plan.clones
-    assert found == program(tf.gradients)[0]
 
 
 @pytest.mark.parametrize("asked", [["matmul_2", "BiasAdd_6"], "memory", *slow("speed")])
@@ -415,26 +413,16 @@ def test_what_becomes_one_kernel_is_not_parted(exact, asked):
     x = tf.constant(draw.normal(size=(32, 128)), tf.float32)
     weights = [tf.constant(draw.normal(size=(128, 128)) / 11, tf.float32) for _ in range(12)]
     biases = [tf.constant(draw.normal(size=128) / 10, tf.float32) for _ in range(12)]
-    plans = []
 
-    def program(gradients):
-        @tf.function(autograph=False)
-        def step(x, weights, biases):
-            h, losses = x, []
-            for k in range(6):
-                h = tf.tanh(tf.nn.bias_add(h @ weights[2 * k], biases[2 * k]))
-                losses.append(1e-3 * tf.reduce_mean(tf.square(h)))
-                h = tf.nn.gelu(tf.nn.bias_add(h @ weights[2 * k + 1], biases[2 * k + 1]))
-            return gradients(tf.add_n([tf.reduce_mean(h**2), *losses]), [*weights, *biases])
+    def step(gradients, x, weights, biases):
+        h, losses = x, []
+        for k in range(6):
+            h = tf.tanh(tf.nn.bias_add(h @ weights[2 * k], biases[2 * k]))
+            losses.append(1e-3 * tf.reduce_mean(tf.square(h)))
+            h = tf.nn.gelu(tf.nn.bias_add(h @ weights[2 * k + 1], biases[2 * k + 1]))
+        return gradients(tf.add_n([tf.reduce_mean(h**2), *losses]), [*weights, *biases])
 
-        found = step(x, weights, biases)
-        plans.append(ms.plans(step))
-        return found
-
-    ours = program(lambda y, xs: ms.gradients(y, xs, checkpoints=asked))
-    for a, b in zip(program(tf.gradients), ours, strict=True):
-        assert a.numpy().tobytes() == b.numpy().tobytes()
-    ((plan,), _) = plans
+    (plan,) = compared(step, x, weights, biases, checkpoints=asked)
     assert plan.clones
     if isinstance(asked, list):
         kept = {one.tensor: one.reason for one in plan.decisions if one.fate == "keep"}
@@ -452,25 +440,15 @@ def test_layers_of_a_dense_block_are_kept_one_by_one(exact):
     narrow = [kernel(1, growth * (k + 1), 4 * growth) for k in range(layers)]
     wide = [kernel(3, 4 * growth, growth) for _ in range(layers)]
     x = tf.constant(draw.normal(size=(2, 16, 16, growth)), tf.float32)
-    plans = []
 
-    def program(gradients):
-        @tf.function(autograph=False)
-        def step(x, narrow, wide):
-            h = x
-            for one, other in zip(narrow, wide, strict=True):
-                new = tf.nn.relu(tf.nn.conv2d(tf.nn.relu(h), one, 1, "SAME"))
-                h = tf.concat([h, tf.nn.conv2d(new, other, 1, "SAME")], -1)
-            return gradients(tf.reduce_mean(h**2), [*narrow, *wide])
+    def step(gradients, x, narrow, wide):
+        h = x
+        for one, other in zip(narrow, wide, strict=True):
+            new = tf.nn.relu(tf.nn.conv2d(tf.nn.relu(h), one, 1, "SAME"))
+            h = tf.concat([h, tf.nn.conv2d(new, other, 1, "SAME")], -1)
+        return gradients(tf.reduce_mean(h**2), [*narrow, *wide])
 
-        found = step(x, narrow, wide)
-        plans.append(ms.plans(step))
-        return found
-
-    ours = program(ms.gradients)
-    for a, b in zip(program(tf.gradients), ours, strict=True):
-        assert a.numpy().tobytes() == b.numpy().tobytes()
-    ((plan,), _) = plans
+    (plan,) = compared(step, x, narrow, wide)
     assert plan.peak <= 0.5 * plan.peak_plain
 
 
