@@ -25,15 +25,18 @@ CORE = tuple(
             "exact_dtypes exact_second_order exact_constructs exact_models exact_training exact_xla"
             " distribution"
         ),
-        "transforms": "loops loops_effects loops_keras attention_layers",
+        "transforms": (
+            "loops loops_effects loops_forms loops_variables loops_keras loops_keras_fit"
+            " attention_layers"
+        ),
         "graph_tools": "capture measure allocation_trace profiles op_types variables",
         "planners": "short_sums budgets",
-        "engine": "patching marks whole_step",
+        "engine": "patching patching_blocks marks whole_step",
         "rewriting": "optimizer_ops offload",
         "keras": "callback callback_budgets callback_limits callback_variables",
         "training": (
-            "microbatch microbatch_exact microbatch_keras precision sparsity sparsity_models"
-            " sparsity_saving"
+            "microbatch microbatch_exact microbatch_keras precision precision_keras sparsity"
+            " sparsity_models sparsity_saving"
         ),
         "capture": "encodings",
     }.items()

@@ -19,6 +19,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from memsaving_gradients.transforms.attention import blocks
 from tests.helpers import fresh, sampling, support
 
 pytest_plugins = ["tests.helpers.interruption", "tests.helpers.slowest"]
@@ -88,6 +89,12 @@ def control_flow_v2() -> Iterator[None]:
     yield
     if not was_on:
         v1.disable_control_flow_v2()
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention in blocks of the least size, for the duration of one test."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 4)
 
 
 @pytest.fixture(autouse=True)

@@ -44,6 +44,16 @@ def tensors(*shapes: Sequence[int], dtype: tf.DType = tf.float32) -> list[tf.Ten
     return [tf.cast(numbers(f"{i}", *shape), dtype) for i, shape in enumerate(shapes)]
 
 
+def eagerly(function: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+    """In place of ``tf.function``: leave the function as it is."""
+    return function
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """In place of ``tf.function``: compile the function by XLA."""
+    return tf.function(function, jit_compile=True, **options)
+
+
 def first_order(function: Callable[..., Any], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The output and the gradients for all inputs of a weighted sum of it."""
     with tf.GradientTape() as tape:
