@@ -375,13 +375,14 @@ class _Step:
         few = sum(need > budget for need in alone) < 2
         large = self.sites[alone.index(max(alone))] if few else None
         saved, first = self._round(updates, 1.0, large), self.need
-        share, need = 1.0, first
+        share, need, stopped = 1.0, first, ""
         for left in reversed(range(STEP_ROUNDS + few)):
             if need <= budget:
                 return saved, need
             for one in saved:
                 if one.site.call.mode == "saved" and one.followed is not None:
                     raise no_longer_kept(one.followed.outcome)
+            stopped = next(filter(None, (one.site.stopped for one in saved)), stopped)
             _take_back(saved)
             if not share:
                 break
@@ -389,7 +390,7 @@ class _Step:
             is_last = left == 1 or all(one.driver.at_least for one in saved)
             share = 0.0 if is_last else share * budget / need
             saved, need = self._round(updates, share), self.need
-        raise self._too_small(budget, min(first, need) if few else need)
+        raise self._too_small(budget, min(first, need) if few else need, stopped)
 
     def _round(
         self, updates: Sequence[_Updates], share: float, large: Site | None = None
@@ -406,12 +407,12 @@ class _Step:
         last = {} if large is None else {large: save(large)}
         return [{**saved, **last}[site] for site in self.sites]
 
-    def _too_small(self, budget: int, need: int) -> BudgetError:
+    def _too_small(self, budget: int, need: int, stopped: str) -> BudgetError:
         site = self.sites[0]
         base = plain_bytes(self.plain, site.gating)
         unknown = next(filter(None, map(unknown_to, self.sites)), None)
         asked = Goal(budget, self._need(self.plain), base, site.options.budget, unknown)
-        return too_small(asked, site.or_plain(need, asked.plain_need), site.stopped)
+        return too_small(asked, site.or_plain(need, asked.plain_need), stopped)
 
 
 def _without_blocks(sites: Sequence[Site]) -> tuple[OpGraph, Simulation]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from memsaving_gradients.engine.planning.within_limits import seek
+from memsaving_gradients.engine.rewire import observing
+from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.planners import Limits, Proposal
 from memsaving_gradients.planners.chains import chain
 from memsaving_gradients.schedules.training_graph import TrainingGraph
@@ -258,6 +262,34 @@ def test_what_no_plan_keeps_is_refused_soon() -> None:
         step.get_concrete_function(batch())
     calls, rounds, plans = 2, 2, 3
     assert 0 < len(asked) <= calls * rounds * plans
+
+
+def test_a_refusal_says_that_planning_was_cut_short() -> None:
+    ws = weights()
+    step = tf.function(lambda x: sharpness(x, ws), autograph=False)
+    options = {"budget": 0.01, "planning_seconds": 1e-4}
+    with ms.patched(**options), pytest.raises(ms.errors.BudgetError, match="ran out of time"):
+        step.get_concrete_function(batch())
+
+
+def test_a_search_for_a_step_with_packed_masks_ends_with_unpacking() -> None:
+    looked: list[bool] = []
+
+    def look(site: Site) -> None:
+        site.call = replace(site.call, mode="slowdown")
+        site.options = replace(site.options, max_slowdown=1.0)
+        site.search_state = seek(site)
+        assert site.packed.tensors and site.search_state is not None
+        site.treat_loops(None)
+        looked.append(site.search_state is None)
+
+    with observing(look), tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [64, 1024])
+        y = x
+        for _ in range(8):
+            y = tf.nn.dropout(tf.tanh(y), 0.5, seed=1)
+        ms.gradients(tf.reduce_sum(y), x)
+    assert looked == [True]
 
 
 def test_no_call_waits_for_gradients_that_need_its_loss() -> None:

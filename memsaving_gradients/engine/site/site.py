@@ -175,8 +175,10 @@ class Site:
         return bool(self.loops.replayed or (self.attention is not None and self.attention.names))
 
     def treat_loops(self, way: str | None) -> None:
-        """Unpack, and treat loops in another way (``None``: as TensorFlow built them). If a loop
-        changes, forget the search."""
+        """Unpack, and treat loops in another way (``None``: as TensorFlow built them). If that
+        changes the step, forget the search."""
+        if self.packed.tensors:
+            self.search_state = None
         self.unpack()
         start = len(self.graph.get_operations())
         if self.loops.treat(way):
