@@ -6,7 +6,8 @@ simulating a plan takes milliseconds. Prices of memory
 simulates its schedule on the whole graph, and corrects the coarse budget while the peak is above
 the budget or far below it. If the plan stays far above the lower bound, the planner takes smaller
 price steps. Then a local search (:mod:`~memsaving_gradients.planners.retention.local_search`)
-continues from the closest decisions, for a bounded number of simulations. If nothing fits, the
+lowers the budget step by step, from a larger one where prices work, and improves the plans so far,
+for a bounded number of simulations. If nothing fits, the
 result is the plan of least memory. Not optimal in general; each plan has a lower bound
 (:mod:`~memsaving_gradients.planners.bounds.integer`).
 
@@ -32,6 +33,7 @@ from memsaving_gradients.planners.proposal import (
     MOST_STEPS,
     ROUNDING,
     SLACK,
+    SMALLER,
     Interrupted,
     Limits,
     Proposal,
@@ -73,12 +75,13 @@ class _Stopped(Exception):
 
 
 class _Planning:
-    """One call of `plan`, with the best proposal and the lower bound so far."""
+    """One call of `plan`, with the best proposal, its decisions, and the lower bound so far."""
 
     def __init__(self, graph: TrainingGraph, limits: Limits) -> None:
         self.graph, self.limits = graph, limits
         self.budget = int(limits.budget or 0)
         self.found: Proposal | None = None
+        self.decisions: list[int] = []
         self.ends = None if limits.seconds is None else time.monotonic() + limits.seconds
         self.bound = least_extra_seconds(graph, self.budget, accumulate=limits.accumulate)
         self.solved: tuple[Solved, ...] = ()
@@ -128,8 +131,11 @@ class _Planning:
         if not self.limits.quick:
             self._refine_bound(deep=False)
         if self._is_enough():
-            if self.quick and self._is_small and not self._is_within(FAR):
-                self._local_search([found[0].decisions], self.most_runs // QUICK)
+            if self.quick and not self._is_within(FAR):
+                if found[0].run.extra_seconds > TIMES * found[0].near:
+                    self._approach(pricing)
+                if self._is_small and not self._is_within(FAR):
+                    self._local_search([found[0].decisions], self.most_runs // QUICK)
             return
         # If prices stayed far above the budget, smaller price steps do so, too.
         work = MOST_STEPS // max(1, len(self.coarse.problem.reads))
@@ -141,10 +147,11 @@ class _Planning:
                 found.append(self._priced(pricing, pace))
             if self._is_enough():
                 return
+        self._approach(pricing)
         if not self._is_small and not self._is_within(FAR):
             self._follow_chain()
-            if self._is_enough():
-                return
+        if self._is_enough():
+            return
         runs = self.most_runs // QUICK if self.limits.quick else self.most_runs
         if not self._fits():
             if not self.limits.quick:
@@ -154,8 +161,9 @@ class _Planning:
             starts += (one.closest for one in found)
             self._local_search(starts, runs)
         elif self.most_runs >= RUNS_OF_A_STRETCH:
-            fits = min(found, key=lambda one: one.run.worth(self.budget - self.off))
-            self._local_search([fits.decisions], runs)
+            # Where one start leads to a dead end, the other one may not.
+            for start in (found[0].decisions, self.decisions):
+                self._local_search([start], runs // 2)
         self.quick = self.limits.quick
 
     def _is_enough(self) -> bool:
@@ -195,6 +203,19 @@ class _Planning:
         assert found is not None
         return found
 
+    def _approach(self, pricing: Pricing) -> None:
+        """Note the plan that a local search reaches from the plan of a larger budget."""
+        budget = max(0, self.budget - self.off)
+        found = pricing.plan(int(budget / SMALLER**4))
+        decisions, run = found.decisions, found.run
+        for _ in range(CORRECTIONS):
+            search = pricing.search_within(budget)
+            decisions, run = search.approach(decisions, run)
+            trial = self._follow(decisions, run)
+            if trial is None or trial.peak <= self.budget or run.peak > budget:
+                break
+            budget = run.peak - (trial.peak - self.budget)
+
     def _follow_chain(self) -> None:
         """Note the plan of a chain of stages."""
         left = None if self.ends is None else max(0.0, self.ends - time.monotonic())
@@ -231,6 +252,8 @@ class _Planning:
             return None
         trial = proposed(self.graph, self.limits, self.coarse.schedule(decisions))
         self._note(trial)
+        if self.found is trial:
+            self.decisions = decisions
         return trial
 
     @property

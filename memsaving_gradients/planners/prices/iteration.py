@@ -9,7 +9,9 @@ plain peak alone; bisection finds it.
 The cut depends on the times at which the last decisions recompute values. So each step takes only a
 part of the changes that the cut proposes; with all of them, the iteration oscillates at small
 budgets. Where it strays, it returns to the closest decisions so far. Decisions near the budget are
-rounded to meet it (:mod:`~memsaving_gradients.planners.prices.rounding`); the fastest are the plan.
+rounded to meet it (:mod:`~memsaving_gradients.planners.prices.rounding`; where that fails, by a
+short local search, with which ResNet-50 takes 13.5 % extra time at 28 % instead of 19.0); the
+fastest are the plan.
 
 No plan is guaranteed to be the fastest, since times are linearized. On networks of
 ``keras.applications`` plans are within a point of the lower bound, in less than two seconds for
@@ -28,6 +30,7 @@ from memsaving_gradients.planners.prices.closure import Closure
 from memsaving_gradients.planners.prices.gaps import FloatArray, Gaps
 from memsaving_gradients.planners.prices.rounding import fill, profile, repair
 from memsaving_gradients.planners.proposal import SMALLER
+from memsaving_gradients.planners.retention.local_search import RUNS_OF_A_STRETCH, Search
 from memsaving_gradients.planners.retention.problem import NEAR, Problem
 from memsaving_gradients.planners.retention.simulate import Run, run
 from memsaving_gradients.schedules.simulate import TIE
@@ -68,8 +71,6 @@ BISECTIONS = 14
 GOING_ON = 0.3
 #: An iteration ends after this many steps in a row that found nothing better.
 IN_VAIN = 16
-#: The most rounds of repair for decisions near the budget. Chosen by judgement.
-REPAIRS = 60
 #: An iteration is astray after `ASTRAY` steps that are no closer, the last `WORSE` times as far.
 ASTRAY, WORSE = 6, 4.0
 #: Up to this many changes, a step takes all of them at once.
@@ -88,12 +89,16 @@ class Priced:
         The decisions, before rounding, that were above the budget by least.
     prices
         The prices of ``closest``, from which an iteration for another budget can start.
+    near
+        The least extra seconds of decisions, before rounding, that nearly met the budget; 0 if none
+        did.
     """
 
     decisions: list[int]
     run: Run
     closest: list[int]
     prices: FloatArray
+    near: float = 0.0
 
 
 class Pricing:
@@ -121,6 +126,10 @@ class Pricing:
         if self.tick is not None:
             self.tick()
         return run(self.problem, decisions)
+
+    def search_within(self, budget: int) -> Search:
+        """Return a local search for a budget, in bytes."""
+        return Search(self.problem, budget, tick=self.tick)
 
     def plan(
         self, budget: int, pace: Pace = Pace(), enough: float = 0.0, start: Priced | None = None
@@ -187,6 +196,7 @@ class _Iteration:
             self.now = pricing.simulate(self.decisions)
         self.best: tuple[list[int], Run] | None = None
         self.lowest = self.decisions, self.now
+        self.near = np.inf
 
     def run(self, enough: float) -> Priced:
         closest: tuple[float, list[int], Run, FloatArray] | None = None
@@ -214,7 +224,8 @@ class _Iteration:
         if self.best is None:
             self.best = self._rounded(*self.lowest)
         assert closest is not None
-        return Priced(*self.best, closest[1], closest[3])
+        near = 0.0 if self.near == np.inf else self.near
+        return Priced(*self.best, closest[1], closest[3], near)
 
     def _over(self) -> FloatArray:
         """Return how far each event is above the budget, as a share of the budget."""
@@ -237,15 +248,20 @@ class _Iteration:
         """Round the decisions, and remember the result if it fits and is faster."""
         if self.now.peak > NEAR * self.budget:
             return
+        self.near = min(self.near, self.now.extra_seconds)
         rounded = self._rounded(self.decisions, self.now)
         fits = rounded[1].peak <= self.budget
         if fits and (self.best is None or rounded[1].extra_seconds < self.best[1].extra_seconds):
             self.best = rounded
 
     def _rounded(self, decisions: list[int], now: Run) -> tuple[list[int], Run]:
-        simulate = self.pricing.simulate
-        decisions, now = repair(self.gaps, simulate, decisions, now, self.budget, REPAIRS)
-        if now.peak > self.budget:
+        simulate, budget = self.pricing.simulate, self.budget
+        decisions, now = repair(self.gaps, simulate, decisions, now, budget, RUNS_OF_A_STRETCH)
+        if budget < now.peak <= NEAR * budget:
+            most = np.inf if self.best is None else self.best[1].extra_seconds
+            search = self.pricing.search_within(budget)
+            decisions, now = search.descend(decisions, RUNS_OF_A_STRETCH, limit=most)
+        if now.peak > budget:
             return decisions, now
         return fill(self.gaps, simulate, decisions, now, self.budget)
 

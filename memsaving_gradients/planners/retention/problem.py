@@ -47,7 +47,7 @@ __all__ = [
 IntArray = npt.NDArray[np.int64]
 
 #: Decisions whose peak is at most this many times the budget are near it. Chosen by judgement.
-NEAR = 1.1
+NEAR = 1.15
 #: Fact: the codes of decisions on a gap; a decision that names an event is ``EARLY + 2 * event`` or
 #: ``LATE + 2 * event``.
 KEPT, DROPPED, STRICT, EARLY, LATE = 0, 1, 2, 3, 4
