@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memsaving_gradients.budget import chunk_bytes, too_small
+from memsaving_gradients.budget import chunk_bytes, safe_bytes, too_small
 from memsaving_gradients.engine.driver.attempt import AppliedPlan, follow, take_back
 from memsaving_gradients.engine.driver.window import Window
 from memsaving_gradients.engine.feedback.notices import warn_nothing_saved
@@ -139,14 +139,15 @@ class Attempts:
                 found = follow(self.site, outcome)
                 need = found.outcome.need
                 now.append((need, plan.extra_time))
-                if found.keeps(need) and not (left and self._leaves_room(found, need, now)):
+                hoped = self._hoped(found, need) if left and found.keeps(need) else None
+                if found.keeps(need) and not (left and self._leaves_room(found, need, now, hoped)):
                     self._earlier += now
                     return found
                 take_back(self.site, found)
                 assert plan.budget is not None
                 if found.keeps(need):
                     self._best, left = found, min(left, ROUNDS.fewest)
-                    window.kept(peak, need / plan.budget)
+                    window.kept(peak, need / plan.budget, 0 if hoped is None else hoped[0])
                 else:
                     window.broke(peak, need / plan.budget)
                 if self._is_slower(need, plan.extra_time):
@@ -160,12 +161,18 @@ class Attempts:
         self._earlier += now
         return None
 
-    def _leaves_room(self, found: AppliedPlan, need: int, tried: list[tuple[int, float]]) -> bool:
+    def _leaves_room(
+        self,
+        found: AppliedPlan,
+        need: int,
+        tried: list[tuple[int, float]],
+        hoped: tuple[int, float] | None,
+    ) -> bool:
         """Return whether some plan may be faster by more than `SLACK` than ``found``, which keeps
         the budget and needs ``need`` bytes.
 
         If a ``tried`` plan broke the budget, interpolation gives the time of a plan that uses all
-        of it. If none did, only the unused part of the budget is known.
+        of it. If none did, the unused part of the budget is known, and the plan ``hoped`` for.
         """
         plan = found.outcome.plan
         if plan.budget is None:
@@ -173,9 +180,33 @@ class Attempts:
         needs, times = _fastest(tried)
         if needs[-1] > plan.budget:
             best = float(np.interp(plan.budget, needs, times))
-        else:
+        elif hoped is None:
             best = 0.0 if need < CLOSE**2 * plan.budget else plan.extra_time
+        else:
+            best = hoped[1]
         return plan.extra_time - best > SLACK
+
+    def _hoped(self, found: AppliedPlan, need: int) -> tuple[int, float] | None:
+        """Return the peak and the extra time of a quick plan for more bytes than ``found``, which
+        uses the budget: halfway to the plan that would need all of it if it had as few bytes in
+        holes as plain training. ``None``: there is no such plan, or ``found`` leaves room.
+
+        How many bytes are in holes is chance: a tenth of one plan, half of the next.
+        """
+        site, outcome = self.site, found.outcome
+        state, plan = site.search_state, outcome.plan
+        if state is None or state.search is None or plan.budget is None or not plan.extra_time:
+            return None
+        if need < CLOSE**2 * plan.budget:
+            return None
+        peak, before = outcome.proposal.peak, state.before
+        least = before.peak / max(safe_bytes(before, site.gating), 1)
+        asked = int(math.sqrt(peak * max(peak, plan.budget * least)))
+        hoped = state.search.at(asked).proposal
+        if hoped.peak > asked or outcome.estimate != state.estimate:
+            return None
+        seconds = outcome.step.graph.total_seconds + hoped.extra_seconds
+        return hoped.peak, seconds / state.unpacked.graph.total_seconds - 1
 
     def _is_slower(self, need: int, extra: float) -> bool:
         """Return whether plans for earlier estimates are faster than a plan with this need, by
@@ -212,25 +243,28 @@ class Attempts:
         return other or self.again(self._best or found)
 
     def _polished(self, found: AppliedPlan) -> AppliedPlan:
-        """Follow ``found``, or the planner's best plan for as many bytes if that is faster and
-        keeps the budget, too."""
+        """Follow ``found``, or the planner's best plan for as many bytes, or for a few less, if
+        that is faster and keeps the budget, too."""
         plan, asked = found.outcome.plan, found.outcome.plan.planned_for
         if not found.outcome.proposal.quick or asked is None or self.site.stopped:
             return found
         self.site.count(found.outcome.estimate)
-        outcome = self._outcome(partial(Search.at, asked=asked, quick=False))
-        assert outcome is not None
-        if outcome.plan.extra_time < plan.extra_time:
-            take_back(self.site, found)
+        bound, result = plan.lower_bound, found.result
+        for _ in range(ROUNDS.fewest):
+            outcome = self._outcome(partial(Search.at, asked=asked, quick=False))
+            assert outcome is not None and plan.budget is not None
+            # Both lower bounds hold; the higher one says more.
+            bound = max(bound, outcome.plan.lower_bound if asked == plan.planned_for else 0.0)
+            if outcome.plan.extra_time >= plan.extra_time - (SLACK if result is None else 0.0):
+                break
+            take_back(self.site, replace(found, result=result))
             other = follow(self.site, outcome)
             if other.keeps(other.outcome.need):
-                return other
+                return _bounded(other, bound)
             take_back(self.site, other)
-            found = self.again(found)
-        # Both lower bounds hold; the higher one says more.
-        bound = max(plan.lower_bound, outcome.plan.lower_bound)
-        plan = replace(plan, lower_bound=min(bound, plan.extra_time))
-        return replace(found, outcome=replace(found.outcome, plan=plan))
+            result = None
+            asked = int(asked * plan.budget / other.outcome.need * (1 - EXECUTOR_ADDS))
+        return _bounded(self.again(found) if result is None else found, bound)
 
     def least(self) -> AppliedPlan | None:
         """Follow the plan of least memory in the executor's order, whatever the budget is."""
@@ -301,6 +335,12 @@ def _fastest(tried: list[tuple[int, float]]) -> tuple[npt.NDArray[Any], npt.NDAr
     """Return the needs of plans in ascending order, and the least extra time within each."""
     needs, times = np.array(sorted(tried)).T
     return needs, np.minimum.accumulate(times)
+
+
+def _bounded(found: AppliedPlan, bound: float) -> AppliedPlan:
+    """Return ``found`` with a lower bound of its extra time."""
+    plan = replace(found.outcome.plan, lower_bound=min(bound, found.outcome.plan.extra_time))
+    return replace(found, outcome=replace(found.outcome, plan=plan))
 
 
 def _extra(found: AppliedPlan | None) -> float:

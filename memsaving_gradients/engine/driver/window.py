@@ -56,11 +56,12 @@ class Window:
     broken: int = 0
     asked: int | None = None
 
-    def kept(self, peak: int, used: float) -> None:
+    def kept(self, peak: int, used: float, hoped: int = 0) -> None:
         """Ask for more bytes: a plan of this peak kept the budget and used this share of it (0 if
-        the step allocates nothing)."""
+        the step allocates nothing). ``hoped``: bytes to ask for, if that is even more."""
         self.low = max(self.low, self.asked or 0, peak)
-        self.asked = self._near(peak / used * (1 - EXECUTOR_ADDS) if used else math.inf)
+        aimed = peak / used * (1 - EXECUTOR_ADDS) if used else math.inf
+        self.asked = self._near(max(aimed, hoped))
 
     def broke(self, peak: int, used: float) -> None:
         """Ask for fewer bytes: a plan of this peak needed ``used`` times the whole budget.
