@@ -46,7 +46,7 @@ class Recorder:
 
     >>> from memsaving_gradients.schedules.training_graph import TrainingGraph
     >>> graph = TrainingGraph.of(
-    ...     [(), (0,), (1,), (1, 2)], 3, clonable=[False, True, True, False])
+    ...     [(), (0,), (1,), (1, 2)], 3, clonable=[True, True, True, False])
     >>> recorder = Recorder(graph)
     >>> for op in range(3):
     ...     recorder.run(op)
