@@ -134,7 +134,8 @@ class Study:
             return self._least_of_chains()
         self.site.call = replace(self.site.call, mode="budget")
         driver = Driver(self.site)
-        outcome, self.search = driver.least(), driver.search
+        outcome = driver.least()
+        self.search = driver.search
         self.loops_alone = [
             (need, self.of_step(seconds - self.graph.total_seconds))
             for need, seconds in driver.loops_alone

@@ -7,8 +7,8 @@ simulates its schedule on the whole graph, and corrects the coarse budget while 
 the budget or far below it. If the plan stays far above the lower bound, the planner takes smaller
 price steps. Then a local search (:mod:`~memsaving_gradients.planners.retention.local_search`)
 lowers the budget step by step, from a larger one where prices work, and improves the plans so far,
-for a bounded number of simulations. If nothing fits, the
-result is the plan of least memory. Not optimal in general; each plan has a lower bound
+for a bounded number of simulations. If nothing fits, the result is the plan of least memory. Not
+optimal in general; each plan has a lower bound
 (:mod:`~memsaving_gradients.planners.bounds.integer`).
 
 Each budget is planned without knowledge of others, so a larger budget may get a slower plan. Cost:
@@ -162,7 +162,8 @@ class _Planning:
             self._local_search(starts, runs)
         elif self.most_runs >= RUNS_OF_A_STRETCH:
             # Where one start leads to a dead end, the other one may not.
-            for start in (found[0].decisions, self.decisions):
+            first, best = found[0].decisions, self.decisions
+            for start in [first] if first == best else [first, best]:
                 self._local_search([start], runs // 2)
         self.quick = self.limits.quick
 

@@ -193,17 +193,16 @@ class Attempts:
 
         How many bytes are in holes is chance: a tenth of one plan, half of the next.
         """
-        site, outcome = self.site, found.outcome
-        state, plan = site.search_state, outcome.plan
-        if state is None or state.search is None or plan.budget is None or not plan.extra_time:
-            return None
-        if need < CLOSE**2 * plan.budget:
+        site, outcome, plan = self.site, found.outcome, found.outcome.plan
+        state = site.search_state
+        assert state is not None and state.search is not None and plan.budget is not None
+        if not plan.extra_time or need < CLOSE**2 * plan.budget:
             return None
         peak, before = outcome.proposal.peak, state.before
         least = before.peak / max(safe_bytes(before, site.gating), 1)
         asked = int(math.sqrt(peak * max(peak, plan.budget * least)))
         hoped = state.search.at(asked).proposal
-        if hoped.peak > asked or outcome.estimate != state.estimate:
+        if hoped.peak > asked:
             return None
         seconds = outcome.step.graph.total_seconds + hoped.extra_seconds
         return hoped.peak, seconds / state.unpacked.graph.total_seconds - 1
@@ -249,22 +248,24 @@ class Attempts:
         if not found.outcome.proposal.quick or asked is None or self.site.stopped:
             return found
         self.site.count(found.outcome.estimate)
-        bound, result = plan.lower_bound, found.result
+        bound = plan.lower_bound
+        followed: AppliedPlan | None = found
         for _ in range(ROUNDS.fewest):
             outcome = self._outcome(partial(Search.at, asked=asked, quick=False))
             assert outcome is not None and plan.budget is not None
-            # Both lower bounds hold; the higher one says more.
-            bound = max(bound, outcome.plan.lower_bound if asked == plan.planned_for else 0.0)
-            if outcome.plan.extra_time >= plan.extra_time - (SLACK if result is None else 0.0):
+            if asked == plan.planned_for:
+                # Both lower bounds hold for as many bytes; the higher one says more.
+                bound = max(bound, outcome.plan.lower_bound)
+            if outcome.plan.extra_time >= plan.extra_time - (SLACK if followed is None else 0.0):
                 break
-            take_back(self.site, replace(found, result=result))
+            take_back(self.site, followed)
             other = follow(self.site, outcome)
             if other.keeps(other.outcome.need):
                 return _bounded(other, bound)
             take_back(self.site, other)
-            result = None
+            followed = None
             asked = int(asked * plan.budget / other.outcome.need * (1 - EXECUTOR_ADDS))
-        return _bounded(self.again(found) if result is None else found, bound)
+        return _bounded(followed or self.again(found), bound)
 
     def least(self) -> AppliedPlan | None:
         """Follow the plan of least memory in the executor's order, whatever the budget is."""

@@ -263,7 +263,7 @@ class _Iteration:
             decisions, now = search.descend(decisions, RUNS_OF_A_STRETCH, limit=most)
         if now.peak > budget:
             return decisions, now
-        return fill(self.gaps, simulate, decisions, now, self.budget)
+        return fill(self.gaps, simulate, decisions, now, budget)
 
     def _move_prices(self, over: FloatArray, rate: float) -> None:
         """Raise prices where bytes are above the budget, and lower them where there is room."""
