@@ -4,7 +4,6 @@ where they run."""
 from __future__ import annotations
 
 import contextlib
-import functools
 
 import pytest
 import tensorflow as tf
@@ -18,7 +17,6 @@ from tests.helpers.replayed_loops import (
     assert_same,
     looped,
     of_sum,
-    ran,
     replayed,
 )
 from tests.helpers.sampling import one_of, slow
@@ -84,11 +82,8 @@ def test_a_state_of_unknown_rank():
 
         return step
 
-    plain, _ = ran(program, tf.gradients)
-    for way in one_of(WAYS):
-        # The number of its bytes is unknown, and a loop is replayed only if that saves bytes.
-        found, _ = ran(program, functools.partial(ms.gradients, loops=way))
-        assert_identical(found, plain, way)
+    # The number of its bytes is unknown, and a loop is replayed only if that saves bytes.
+    assert_same(program, kept=None)
 
 
 def _ragged(i, h, w):
