@@ -9,25 +9,29 @@ requested bytes, by up to a fifth. The model follows that bookkeeping (TensorFlo
 ``bfc_allocator.cc``), in O(log n) a buffer.
 
 In `allocated_peak`, each step has the same events in the same order and fills the same holes. In
-`irregular_peaks`, the order of small buffers changes from step to step, as threads change it. A
-small buffer in the hole that a large one left sends the large one elsewhere. (Simulating the events
-of six real steps in turn gives the measured peak; simulating one of them six times, up to a tenth
-less.) Buffers from before the first step, even freed ones, decide which holes there are: the same
-step of InceptionV3 took 33 MB in one process and 37 MB in another. So several arenas are simulated.
+`peaks_in_turn`, the order of ops changes from step to step, as threads change it: a small buffer in
+the hole that a large one left sends the large one elsewhere. (Simulating the events of six real
+steps in turn gives the measured peak; simulating one of them six times, up to a tenth less.) The
+orders of the simulated executor are enough. Over 27 plans of seven networks, budgets count 1.04
+times the worst of 30 measured steps in the median, and 0.95 to 1.10 times; 25 plans take no more
+than is counted. More disorder, with small buffers freed late at random, counts 0.92 to 1.25 times:
+networks of few large ops never take the holes that it opens. Buffers from before the first step,
+even freed ones, decide which holes there are: the same step of InceptionV3 took 33 MB in one
+process and 37 MB in another. So several arenas are simulated.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from graph_tools.memory.liveness import timeline
 
-__all__ = ["GRAIN", "SMALL", "Buffers", "Peaks", "allocated_peak", "irregular_peaks"]
+__all__ = ["GRAIN", "Buffers", "Peaks", "allocated_peak", "peaks_in_turn"]
 
 #: For each buffer, the first and the last op during which it exists, and the requested bytes.
 Buffers = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -39,9 +43,6 @@ GRAIN = 256
 _MOST_WASTE = 128 << 20
 #: Fact: bytes of the first region.
 _FIRST_REGION = 1 << 20
-#: Buffers below this share of the bytes alive at the peak are freed irregularly, up to `_LATE` ops
-#: late. (Sums of larger addends are worth ordering.) Chosen by judgement.
-SMALL, _LATE = 1 / 256, 8
 
 
 class Peaks(NamedTuple):
@@ -83,12 +84,12 @@ def allocated_peak(
     >>> allocated_peak(np.array([0]), np.array([1]), np.array([5 << 20])) >> 20
     8
     """
-    arena, rank = _Arena(), np.arange(len(born))
-    arena.step(born, dies, size, rank)
-    return arena.step(born, dies, size, rank)
+    arena = _Arena()
+    arena.step(born, dies, size)
+    return arena.step(born, dies, size)
 
 
-def irregular_peaks(
+def peaks_in_turn(
     orders: Sequence[Buffers],
     *,
     before: Sequence[int] = (),
@@ -96,7 +97,7 @@ def irregular_peaks(
     arenas: int = 1,
     replaces: Sequence[npt.NDArray[np.int64]] = (),
 ) -> Peaks:
-    """Return the most bytes in chunks in several orders, with small buffers that vary.
+    """Return the most bytes in chunks during steps that run in several orders, one after the other.
 
     Parameters
     ----------
@@ -114,21 +115,15 @@ def irregular_peaks(
         the end of its life; -1: none. For example, an updated value replaces a variable's old one.
         If ``replaces`` is empty, no buffer replaces another.
 
-    Notes
-    -----
-    Buffers of less than `SMALL` of the peak are freed up to `_LATE` ops late. The buffers of one op
-    are allocated in random order. The seed is fixed, so equal arguments give equal numbers.
-
     Examples
     --------
     Large buffers alone use the same places in every step:
 
     >>> import numpy as np
     >>> buffers = np.array([0, 1, 2]), np.array([1, 2, 3]), np.array([1 << 20] * 3)
-    >>> irregular_peaks([buffers]) == (2 << 20, 2 << 20)
+    >>> peaks_in_turn([buffers]) == (2 << 20, 2 << 20)
     True
     """
-    random = np.random.default_rng(0)
     peaks = [
         int(timeline(*order, int(order[1].max(initial=0)) + 1).max(initial=0)) for order in orders
     ]
@@ -139,9 +134,7 @@ def irregular_peaks(
             # In each arena, the steps that count begin with another order.
             which = (number + arena_number * (steps - first)) % len(orders)
             born, dies, size = orders[which]
-            late = random.integers(0, _LATE + 1, len(dies)) * (size < peaks[which] * SMALL)
-            into = replaces[which] if replaces else None
-            used = arena.step(born, dies + late, size, random.random(len(born)), into)
+            used = arena.step(born, dies, size, replaces[which] if replaces else None)
             if number >= first:
                 asked.append(max(peaks[which], 1))
                 chunks.append(used)
@@ -187,18 +180,17 @@ class _Arena:
         born: npt.NDArray[np.int64],
         dies: npt.NDArray[np.int64],
         size: npt.NDArray[np.int64],
-        rank: npt.NDArray[Any],
         into: npt.NDArray[np.int64] | None = None,
     ) -> int:
         """Return the most bytes in chunks during one step, minus the bytes before it.
 
-        ``rank`` orders the allocations of buffers with the same birth. ``into``: for each buffer,
-        the place of the earlier buffer that is freed in its stead and that it then replaces; or -1.
+        ``into``: for each buffer, the place of the earlier buffer that is freed in its stead and
+        that it then replaces; or -1.
         """
         replaced = (
             {} if into is None else {k: -1 - i for k, i in enumerate(into.tolist()) if i >= 0}
         )
-        return self._play(_events(born, dies, size, rank), replaced)
+        return self._play(_events(born, dies, size), replaced)
 
     def _play(self, events: Iterable[tuple[int, int]], replaced: Mapping[int, int]) -> int:
         """Allocate buffers (key and bytes) and free them (key and -1). Return the most bytes in
@@ -285,14 +277,13 @@ def _events(
     born: npt.NDArray[np.int64],
     dies: npt.NDArray[np.int64],
     size: npt.NDArray[np.int64],
-    rank: npt.NDArray[Any],
 ) -> Iterable[tuple[int, int]]:
     """Return the allocations (buffer number and bytes) and releases (number and -1), in order.
 
     Buffers that die with an op are freed before the buffers of the next op are allocated. Buffers
     that die together are freed in the order of their birth.
     """
-    order = np.lexsort((rank, born))
+    order = np.argsort(born, kind="stable")
     many = len(order)
     key = np.concatenate([order, order])
     when = np.concatenate([born[order], dies[order] + 1])

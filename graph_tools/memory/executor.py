@@ -24,7 +24,7 @@ model ignores a thread that stalls for long because its core serves another proc
 worst of the runs; the first run gives the expected peak (`simulate_execution` returns both). A
 large difference means that the order matters and nothing fixes it. Chance also decides which holes
 between chunks the buffers take: bytes in chunks are averages
-(:func:`graph_tools.memory.bfc_allocator.irregular_peaks`). A promise adds the share
+(:func:`graph_tools.memory.bfc_allocator.peaks_in_turn`). A promise adds the share
 `graph_tools.memory.timeline.CHANCE`, or takes the worst of many steps if that is more.
 
 O(ops + edges) a run, about 10 µs an op; large graphs are simulated less often.
@@ -68,8 +68,6 @@ RUNS = (
     ((1, 1), 0.25),
     ((1, 1), 0.25),
 )
-#: Share added to `CHANCE` where variables get new buffers, which leaves other holes in every step.
-CHANCE_OF_MOVES = 0.03
 #: Kernels that the executor runs at once, without asking for a thread. All others count as
 #: expensive for about their first twenty runs, until their measured times outweigh the high
 #: estimate that they begin with.
@@ -151,7 +149,7 @@ def simulate_execution(
         other_orders=tuple(run.buffers for run in others),
         persistent=tuple(work.persistent.values()),
         replaces=replaces if moves else (),
-        margin=CHANCE + CHANCE_OF_MOVES if moves else CHANCE,
+        margin=CHANCE,
     )
     return worst, runs[0]
 

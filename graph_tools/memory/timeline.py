@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from graph_tools.memory.bfc_allocator import Buffers, Peaks, allocated_peak, irregular_peaks
+from graph_tools.memory.bfc_allocator import Buffers, Peaks, allocated_peak, peaks_in_turn
 
 __all__ = ["CHANCE", "MANY_OPS", "STEPS", "Alive", "Part", "Timeline"]
 
@@ -136,7 +136,7 @@ class Timeline:
 
     def _chunks(self, steps: int, arenas: int) -> Peaks:
         orders = (self.buffers, *self.other_orders)
-        return irregular_peaks(
+        return peaks_in_turn(
             orders,
             before=self.persistent,
             steps=steps,

@@ -30,7 +30,6 @@ import tensorflow as tf
 
 from graph_tools.graph.capture import OpGraph
 from graph_tools.grappler.constant_folding import input_name
-from graph_tools.memory.bfc_allocator import SMALL
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.tf_private import graphs
 from memsaving_gradients.schedules.liveness import SUMMED_AT_ONCE, summed_first
@@ -39,6 +38,9 @@ from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
 
 __all__ = ["Sums", "chainable", "may_become_variables"]
 
+#: The share of the bytes of forward values from which on an addend counts as large. Chosen by
+#: judgement.
+LARGE = 1 / 256
 #: The most ops needed by a sum among which other readers of an addend are looked for.
 MOST_LOOKED_AT = 1000
 #: Fact: the share of a device's memory above which grappler's memory optimizer makes variables of
@@ -86,7 +88,7 @@ def chainable(
         for value in values:
             readers[value].append(op)
     forward = (ops.producer < first_backward) & ~ops.source
-    large = SMALL * float(sizes[forward].sum())
+    large = LARGE * float(sizes[forward].sum())
     by_name = _sorts_addends()
 
     def is_free(value: int, position: int) -> bool:

@@ -4,12 +4,11 @@ least memory within a slowdown.
 A budget limits the bytes in chunks of TensorFlow's allocator. Planners do not know chunks: they
 count the bytes that ops request. The search therefore asks a planner for a plan within fewer bytes.
 It corrects this limit by the ratio of the budget to the chunks that the last plan needs
-(:mod:`~memsaving_gradients.planners.meter`). The ratio differs by a tenth from plan to plan. On
-small graphs, the search therefore asks for several plans between one that fits and one that does
-not. It takes the plan with the least extra time that fits (`Search.within`). The executor's own
-order and the rest of the step add bytes, which are known when the graph is rewritten. The driver
-asks for other plans then (`Search.at`; :mod:`memsaving_gradients.engine.driver`). The search works
-with any planner; a planner that ignores budgets is simply tried.
+(:mod:`~memsaving_gradients.planners.meter`), and takes the fastest plan that fits
+(`Search.within`). The ratio differs by up to a tenth from plan to plan, and again in the rewritten
+graph, where the executor's own order and the rest of the step add bytes. So the driver asks for
+other plans then (`Search.at`; :mod:`memsaving_gradients.engine.driver`). The search works with any
+planner; a planner that ignores budgets is simply tried.
 
 `Search.least` asks a planner for its least memory, and for a little more: because of holes between
 chunks, the least peak does not always need the fewest chunks. These attempts do not depend on the
@@ -30,7 +29,7 @@ from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bounds.integer import bound_within
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
-from memsaving_gradients.planners.meter import EXECUTOR_ADDS, Found, Meter
+from memsaving_gradients.planners.meter import Found, Meter
 from memsaving_gradients.planners.proposal import SMALLER, Trials, checked
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.schedules.validation import problem_of
@@ -205,53 +204,32 @@ class Search:
         return self._stopped
 
     def _close_in(self, budget: int) -> None:
-        """Ask for plans until one fits and uses most of the budget; on small graphs, in all rounds.
+        """Ask for plans until one fits; if the first one does, ask for one that uses the budget.
 
-        Which holes chunks fall into is chance: a plan with a higher peak may need fewer bytes.
+        More plans would not help. Which holes chunks fall into is chance, and it is another one in
+        the rewritten graph.
         """
         # If nothing fits, the caller will need the least anyway.
         asked = 1 if self._none_fits(budget) else self._first_asked(budget)
-        # A plan within `low` bytes fitted; plans within `high` bytes or more do not fit, or `high`
-        # is above the budget.
-        low, high = 0, budget + 1
         for number in range(ROUNDS.most):
-            if low and (number >= self._rounds or high - low <= EXECUTOR_ADDS * budget):
-                # By now, any plan that fits is enough.
-                return
             found = self._attempt(asked, max(self._rounds - number, 1), quick=True)
-            if found is None or self._stopped:
+            # A planner that goes no lower gives the same quick plan for fewer bytes.
+            if found is None or self._stopped or found.proposal.peak > asked:
                 return
-            aimed = int(asked * (budget / max(found.need, 1)))
+            aimed = int(asked * budget / max(found.need, 1))
             if found.need <= budget:
-                low = asked
-                is_close = found.need >= CLOSE * budget
-                if not found.proposal.extra_seconds or self._is_known(found):
-                    return
-                if is_close and self._rounds == ROUNDS.fewest:
-                    return
-                asked = aimed if not is_close and aimed < high else (low + high) // 2
-            elif found.proposal.peak > asked:
-                # The planner goes no lower: asking for less gives the same quick plan.
+                if not number and found.need < CLOSE * budget and found.proposal.extra_seconds:
+                    self._attempt(min(aimed, budget), quick=True)
                 return
-            else:
-                # A limit of its own peak would give the same plan again.
-                high = min(asked, found.proposal.peak)
-                # Holes between chunks need not shrink with the plan, so each step down is larger.
-                asked = min(int(aimed * SMALLER**number), high - 1)
-                if asked <= low:
-                    asked = (low + high) // 2
-            if not low < asked < high:
-                return
+            # Holes between chunks need not shrink with the plan, so each step down is larger. A
+            # limit of the plan's own peak would give the same plan again.
+            asked = min(int(aimed * SMALLER**number), found.proposal.peak - 1)
 
     def _short_of(self, asked: int) -> Found | None:
         """Return the lowest of the plans that missed their own limit of ``asked`` bytes or more;
         ``None`` if there is none."""
         short = (old for old in self._tried if old.asked and asked <= old.asked < old.proposal.peak)
         return min(short, key=lambda old: old.proposal.peak, default=None)
-
-    def _is_known(self, found: Found) -> bool:
-        """Return whether an earlier plan has the same schedule as ``found``, the last one."""
-        return any(found.proposal.schedule == old.proposal.schedule for old in self._tried[:-1])
 
     def _first_asked(self, budget: int) -> int:
         """Return the bytes to ask for first, such that the chunks may fit a budget."""

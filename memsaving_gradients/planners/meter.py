@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from graph_tools.memory.bfc_allocator import irregular_peaks
+from graph_tools.memory.bfc_allocator import peaks_in_turn
 from graph_tools.memory.timeline import CHANCE, MANY_OPS, STEPS
 from memsaving_gradients.budget import chunk_bytes
 from memsaving_gradients.planners.proposal import Proposal
@@ -33,9 +33,9 @@ class Meter:
 
     The executor follows a schedule closely: its peak is higher by one or two percent. Holes between
     chunks, however, differ by a tenth from plan to plan. The meter therefore simulates a schedule
-    among the buffers that exist before the step. Small buffers come and go irregularly, as in the
-    simulation of the rewritten graph. For 35 plans of eight networks, the error against the
-    executor's own order was 3 % (standard deviation); for the schedule alone, 5 %.
+    among the buffers that exist before the step. Over 24 plans each of MobileNetV2, ResNet-50 and
+    U-Net, the rewritten graph needs 1.06, 1.12 and 1.09 times as much on average (standard
+    deviation 5, 11 and 5 %).
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Meter:
         simulation = proposal.simulation
         if not self.persistent:
             return chunk_bytes(simulation, self.gating)
-        peaks = irregular_peaks([simulation.buffers], before=self.persistent, steps=STEPS)
+        peaks = peaks_in_turn([simulation.buffers], before=self.persistent, steps=STEPS)
         if self.is_large:
             return peaks.average
         return max(peaks.average, int(peaks.worst / (1 + CHANCE)))

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.memory.bfc_allocator import irregular_peaks
+from graph_tools.memory.bfc_allocator import peaks_in_turn
 from graph_tools.memory.timeline import Timeline
 from memsaving_gradients.budget import chunk_bytes, plain_bytes, safe_bytes
 from memsaving_gradients.engine.driver import attempts
@@ -123,8 +123,8 @@ def test_the_worst_step_is_of_all_arenas():
     born, dies = np.array([0, 1, 2]), np.array([1, 2, 3])
     size = np.array([3 << 20, 2 << 20, 3 << 20])
     before = [5 << 19, 3 << 20, 7 << 18, 6 << 20]
-    one = irregular_peaks([(born, dies, size)], before=before, steps=4)
-    all_three = irregular_peaks([(born, dies, size)], before=before, steps=4, arenas=3)
+    one = peaks_in_turn([(born, dies, size)], before=before, steps=4)
+    all_three = peaks_in_turn([(born, dies, size)], before=before, steps=4, arenas=3)
     assert one.average == one.worst
     assert all_three.worst >= one.worst
     assert all_three.worst > all_three.average >= 5 << 20

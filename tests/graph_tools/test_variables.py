@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from graph_tools.graph.capture import capture
-from graph_tools.memory.bfc_allocator import allocated_peak, irregular_peaks
+from graph_tools.memory.bfc_allocator import allocated_peak, peaks_in_turn
 from graph_tools.memory.executor import simulate_execution
 from graph_tools.tf_private import autodiff
 from tests.helpers.fresh import fresh
@@ -86,8 +86,8 @@ def test_what_replaces_a_persistent_buffer_leaves_a_hole_where_that_was() -> Non
     after the other."""
     born, dies = np.array([0, 1, 2]), np.array([0, 2, 3])
     size = np.array([4 << 20, 4 << 20, 8 << 20])
-    stays = irregular_peaks([(born, dies, size)], before=[4 << 20], steps=6).average
-    moves = irregular_peaks(
+    stays = peaks_in_turn([(born, dies, size)], before=[4 << 20], steps=6).average
+    moves = peaks_in_turn(
         [(born, dies, size)], before=[4 << 20], steps=6, replaces=[np.array([-1, 0, -1])]
     ).average
     assert stays >= allocated_peak(born, dies, size)
@@ -98,7 +98,7 @@ def test_a_replaced_buffer_counts_once_the_step_is_over() -> None:
     """After each step, the same bytes are in use."""
     born, dies, size = np.array([0]), np.array([1]), np.array([1 << 20])
     for steps in (1, 2, 5):
-        peak = irregular_peaks(
+        peak = peaks_in_turn(
             [(born, dies, size)], before=[1 << 20], steps=steps, replaces=[np.array([0])]
         )
         assert peak == (1 << 20, 1 << 20)

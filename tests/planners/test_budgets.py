@@ -129,7 +129,7 @@ def test_schedules_are_simulated_amidst_of_what_is_there(monkeypatch: pytest.Mon
     alone, amidst = Meter(graph, "control"), Meter(graph, "control", there)
     assert amidst.need(amidst.plain) != alone.need(alone.plain)
     assert Meter(graph, "data", there).need(alone.plain) == Meter(graph, "data").need(alone.plain)
-    monkeypatch.setattr(meter_module, "irregular_peaks", lambda *_, **__: Peaks(300, 420))
+    monkeypatch.setattr(meter_module, "peaks_in_turn", lambda *_, **__: Peaks(300, 420))
     assert amidst.need(amidst.plain) == 420 / (1 + CHANCE)
     monkeypatch.setattr(meter_module, "MANY_OPS", 1)
     assert amidst.need(amidst.plain) == 300
