@@ -3,9 +3,9 @@
 The "best fit with coalescing" (BFC) allocator serves GPUs, and CPUs where
 ``TF_CPU_ALLOCATOR_USE_BFC`` is set. It takes the smallest free chunk that is large enough. It
 splits the chunk only if it is at least twice the request, or 128 MiB larger. So a buffer may hold
-almost twice its bytes. Memory comes in regions, each twice the one before. Free neighbors in one
-region are merged. The allocator's statistics count chunks: a measured peak is larger than the
-requested bytes, by up to a fifth. The model follows that bookkeeping (TensorFlow 2.16 to 2.21,
+almost twice its bytes. Memory comes in regions (:mod:`graph_tools.memory.regions`). Free neighbors
+in one region are merged. The allocator's statistics count chunks: a measured peak is larger than
+the requested bytes, by up to a fifth. The model follows that bookkeeping (TensorFlow 2.16 to 2.21,
 ``bfc_allocator.cc``), in O(log n) a buffer.
 
 In `allocated_peak`, each step has the same events in the same order and fills the same holes. In
@@ -31,7 +31,15 @@ import numpy.typing as npt
 
 from graph_tools.memory.liveness import timeline
 
-__all__ = ["GRAIN", "Buffers", "Peaks", "allocated_peak", "peaks_in_turn"]
+__all__ = [
+    "GRAIN",
+    "GROWING",
+    "WHOLE",
+    "Buffers",
+    "Peaks",
+    "allocated_peak",
+    "peaks_in_turn",
+]
 
 #: For each buffer, the first and the last op during which it exists, and the requested bytes.
 Buffers = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -41,8 +49,10 @@ GRAIN = 256
 #: Fact: a chunk larger than the request by this many bytes is split in any case
 #: (``max_internal_fragmentation_bytes``).
 _MOST_WASTE = 128 << 20
-#: Fact: bytes of the first region.
-_FIRST_REGION = 1 << 20
+#: Fact: bytes of the first region where memory grows. Each further region is twice as large.
+GROWING = 1 << 20
+#: More bytes than any device has: one region holds all buffers.
+WHOLE = 1 << 60
 
 
 class Peaks(NamedTuple):
@@ -62,7 +72,10 @@ class Peaks(NamedTuple):
 
 
 def allocated_peak(
-    born: npt.NDArray[np.int64], dies: npt.NDArray[np.int64], size: npt.NDArray[np.int64]
+    born: npt.NDArray[np.int64],
+    dies: npt.NDArray[np.int64],
+    size: npt.NDArray[np.int64],
+    first_region: int = GROWING,
 ) -> int:
     """Return the most bytes in chunks during the second of two equal training steps.
 
@@ -75,16 +88,19 @@ def allocated_peak(
         outputs of its last op are allocated.
     size
         For each buffer, the requested bytes.
+    first_region
+        Bytes of the first region.
 
     Examples
     --------
     A region of 8 MiB is not split for a buffer of 5 MiB:
 
     >>> import numpy as np
-    >>> allocated_peak(np.array([0]), np.array([1]), np.array([5 << 20])) >> 20
-    8
+    >>> buffer = np.array([0]), np.array([1]), np.array([5 << 20])
+    >>> allocated_peak(*buffer) >> 20, allocated_peak(*buffer, first_region=WHOLE) >> 20
+    (8, 5)
     """
-    arena = _Arena()
+    arena = _Arena((), first_region)
     arena.step(born, dies, size)
     return arena.step(born, dies, size)
 
@@ -96,6 +112,7 @@ def peaks_in_turn(
     steps: int = 10,
     arenas: int = 1,
     replaces: Sequence[npt.NDArray[np.int64]] = (),
+    first_region: int = GROWING,
 ) -> Peaks:
     """Return the most bytes in chunks during steps that run in several orders, one after the other.
 
@@ -114,6 +131,8 @@ def peaks_in_turn(
         For each order and each buffer, the place in ``before`` of the buffer that it replaces at
         the end of its life; -1: none. For example, an updated value replaces a variable's old one.
         If ``replaces`` is empty, no buffer replaces another.
+    first_region
+        Bytes of the first region.
 
     Examples
     --------
@@ -129,7 +148,7 @@ def peaks_in_turn(
     ]
     first = 2 if steps > 2 else 0
     asked, chunks = [], []
-    for arena_number, arena in enumerate(_arenas(before, arenas)):
+    for arena_number, arena in enumerate(_arenas(before, arenas, first_region)):
         for number in range(steps):
             # In each arena, the steps that count begin with another order.
             which = (number + arena_number * (steps - first)) % len(orders)
@@ -141,7 +160,7 @@ def peaks_in_turn(
     return Peaks(int(max(peaks) * sum(chunks) / sum(asked)), max(chunks))
 
 
-def _arenas(before: Sequence[int], many: int) -> Iterator[_Arena]:
+def _arenas(before: Sequence[int], many: int, first_region: int) -> Iterator[_Arena]:
     """Yield arenas that hold the buffers from before the step.
 
     The first arena allocates them in the given order. The second allocates an initial value of the
@@ -158,13 +177,13 @@ def _arenas(before: Sequence[int], many: int) -> Iterator[_Arena]:
                 events += [(initial, before[k]), variable, (initial, -1)]
             else:
                 events.append(variable)
-        yield _Arena(events)
+        yield _Arena(events, first_region)
 
 
 class _Arena:
     """The chunks by address; the free ones also in a sorted list of (size, address)."""
 
-    def __init__(self, before: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(self, before: Iterable[tuple[int, int]], first_region: int) -> None:
         """Simulate the events ``before`` the first step (see `_play`). Buffers that stay have
         negative keys: -1 minus the place."""
         self.size_at: dict[int, int] = {}
@@ -172,7 +191,7 @@ class _Arena:
         self.holes: list[tuple[int, int]] = []
         self.is_free: set[int] = set()
         self.address_of: dict[int, int] = {}
-        self.next_region, self.end, self.used = _FIRST_REGION, 0, 0
+        self.next_region, self.end, self.used = first_region, 0, 0
         self._play(before, {})
 
     def step(

@@ -46,6 +46,7 @@ from graph_tools.graph.capture import OpGraph
 from graph_tools.grappler.common_subexpressions import equal_ops
 from graph_tools.grappler.constant_folding import folded
 from graph_tools.memory.liveness import IntArray, timeline
+from graph_tools.memory.regions import first_region
 from graph_tools.memory.timeline import CHANCE, MANY_OPS, Timeline
 from graph_tools.memory.variables import (
     Updated,
@@ -149,6 +150,7 @@ def simulate_execution(
         other_orders=tuple(run.buffers for run in others),
         persistent=tuple(work.persistent.values()),
         replaces=replaces if moves else (),
+        first_region=first_region(),
         margin=CHANCE,
     )
     return worst, runs[0]

@@ -9,7 +9,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from graph_tools.memory.bfc_allocator import Buffers, Peaks, allocated_peak, peaks_in_turn
+from graph_tools.memory.bfc_allocator import (
+    GROWING,
+    Buffers,
+    Peaks,
+    allocated_peak,
+    peaks_in_turn,
+)
 
 __all__ = ["CHANCE", "MANY_OPS", "STEPS", "Alive", "Part", "Timeline"]
 
@@ -77,6 +83,8 @@ class Timeline:
     replaces
         For `buffers` and for each of `other_orders`: the persistent buffer that each one replaces
         (-1: none).
+    first_region
+        Bytes of the allocator's first region (:mod:`graph_tools.memory.regions`).
     margin
         The share of its chunks by which a step may need more by chance.
     largest
@@ -90,13 +98,15 @@ class Timeline:
     other_orders: tuple[Buffers, ...] = ()
     persistent: tuple[int, ...] = ()
     replaces: tuple[npt.NDArray[np.int64], ...] = ()
+    first_region: int = GROWING
     margin: float = 0.0
     largest: tuple[Alive, ...] = ()
 
     @cached_property
     def allocated_least(self) -> int:
         """The least peak in chunks over all orders, if nothing was allocated before the steps."""
-        return min(allocated_peak(*order) for order in (self.buffers, *self.other_orders))
+        orders = (self.buffers, *self.other_orders)
+        return min(allocated_peak(*order, self.first_region) for order in orders)
 
     @cached_property
     def allocated_peak(self) -> int:
@@ -120,7 +130,7 @@ class Timeline:
     @cached_property
     def _peaks(self) -> Peaks:
         if self._is_regular:
-            peak = allocated_peak(*self.buffers)
+            peak = allocated_peak(*self.buffers, self.first_region)
             return Peaks(peak, peak)
         # One arena of each kind.
         return self._chunks(STEPS, 1 if self._is_large else 3)
@@ -142,4 +152,5 @@ class Timeline:
             steps=steps,
             arenas=arenas,
             replaces=self.replaces,
+            first_region=self.first_region,
         )

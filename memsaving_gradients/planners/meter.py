@@ -3,12 +3,11 @@ the bytes that ops request."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from graph_tools.memory.bfc_allocator import peaks_in_turn
-from graph_tools.memory.timeline import CHANCE, MANY_OPS, STEPS
+from graph_tools.memory.timeline import CHANCE, MANY_OPS, STEPS, Timeline
 from memsaving_gradients.budget import chunk_bytes
 from memsaving_gradients.planners.proposal import Proposal
 from memsaving_gradients.schedules.schedule import plain
@@ -43,21 +42,29 @@ class Meter:
         The training graph.
     gating
         ``"control"``, or ``"data"`` under XLA.
-    persistent
-        Bytes of each buffer that exists before the step. Empty: schedules are simulated alone.
+    before
+        Plain training, whose allocator and persistent buffers the plans share. ``None``: schedules
+        are simulated alone.
     """
 
-    def __init__(self, graph: TrainingGraph, gating: str, persistent: Sequence[int] = ()) -> None:
+    def __init__(self, graph: TrainingGraph, gating: str, before: Timeline | None = None) -> None:
         self.graph, self.gating = graph, gating
-        self.persistent = tuple(persistent) if gating != "data" else ()
+        self.before = (
+            None if gating == "data" or before is None or not before.persistent else before
+        )
 
     def need(self, proposal: Proposal) -> int:
         """Return the bytes in chunks that a proposal needs, without the allowance `CHANCE`; in
         small graphs, enough for the worst simulated step to stay within that allowance."""
         simulation = proposal.simulation
-        if not self.persistent:
+        if self.before is None:
             return chunk_bytes(simulation, self.gating)
-        peaks = peaks_in_turn([simulation.buffers], before=self.persistent, steps=STEPS)
+        peaks = peaks_in_turn(
+            [simulation.buffers],
+            before=self.before.persistent,
+            steps=STEPS,
+            first_region=self.before.first_region,
+        )
         if self.is_large:
             return peaks.average
         return max(peaks.average, int(peaks.worst / (1 + CHANCE)))

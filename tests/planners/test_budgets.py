@@ -125,8 +125,10 @@ def test_the_least_is_sought_further_down_as_long_as_quick_plans_fit() -> None:
 
 def test_schedules_are_simulated_amidst_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     # The regions of these buffers have room for one more buffer each, but not for two.
-    graph, there = chain([1 << 18] * 8), [(5 << 17) + 256] * 2
-    alone, amidst = Meter(graph, "control"), Meter(graph, "control", there)
+    graph = chain([1 << 18] * 8)
+    alone = Meter(graph, "control")
+    there = dataclasses.replace(alone.plain.simulation, persistent=((5 << 17) + 256,) * 2)
+    amidst = Meter(graph, "control", there)
     assert amidst.need(amidst.plain) != alone.need(alone.plain)
     assert Meter(graph, "data", there).need(alone.plain) == Meter(graph, "data").need(alone.plain)
     monkeypatch.setattr(meter_module, "peaks_in_turn", lambda *_, **__: Peaks(300, 420))

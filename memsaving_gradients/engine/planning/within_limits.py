@@ -205,7 +205,7 @@ def _search_of(site: Site, step: CapturedStep, before: Simulation) -> Search:
     """Return a search for plans of a step, with masks packed as they are at the site now."""
     options = site.options
     return Search(
-        Meter(step.graph, site.gating, before.persistent),
+        Meter(step.graph, site.gating, before),
         planner_that_stores(find_planner(options.planner)),
         keep=site.keep(step, "marked"),
         accumulate=options.accumulate,
