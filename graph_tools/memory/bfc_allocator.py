@@ -51,7 +51,7 @@ GRAIN = 256
 _MOST_WASTE = 128 << 20
 #: Fact: bytes of the first region where memory grows. Each further region is twice as large.
 GROWING = 1 << 20
-#: More bytes than any device has: one region holds all buffers.
+#: Fact: more bytes than any device has, so that one region holds all buffers.
 WHOLE = 1 << 60
 
 
