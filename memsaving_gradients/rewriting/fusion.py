@@ -77,6 +77,11 @@ class Merging:
         """Return whether an op reads a constant in place of a factor when constants have moved."""
         return position in self._losing
 
+    def meets_constant(self, position: int) -> bool:
+        """Return whether folding combines a factor of an op with a constant of the op's reader, in
+        an op of its own that reads nothing else."""
+        return bool(self._step.takes[position]) and not self._step.source.reads_constant(position)
+
     def note_held(self, position: int) -> None:
         """Note that each factor of an original that `loses` one of them is held back."""
         self._held.add(position)

@@ -75,7 +75,7 @@ class Holds:
         updates: Mapping[int, Update],
     ) -> None:
         self.updates = updates
-        self.step, self.graph, self.ops = step, step.graph, step.source
+        self.graph, self.ops = step.graph, step.source
         self.rewiring, self.merging, self.sums = rewiring, merging, sums
         self.written = self.most = self.loose = 0
         self.turn: dict[tuple[int, int], int] = {}
@@ -153,7 +153,7 @@ class Holds:
         second input is there.
         """
         position, op = entry.op, self.ops.ops[entry.op]
-        if not self.step.takes[position] or self.ops.reads_constant(position):
+        if not self.merging.meets_constant(position):
             return
         if position in self.merging.twin_of:
             self._wait_with_twin(position)

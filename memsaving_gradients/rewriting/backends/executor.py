@@ -109,7 +109,7 @@ class ForExecutor(BackEnd):
         # No gate may come between an op and the op that it is merged with.
         if self.runs.tied_to(reads) is None:
             self._hold_root(entry, inputs, reads, self.gates[gate])
-        if self.shared.step.takes[entry.op] and not self.ops.reads_constant(entry.op):
+        if self.merging.meets_constant(entry.op):
             self._hold_factors(entry, inputs, self.gates[gate])
         # All clones of the run read the same held tensor: by that, grappler finds and fuses
         # patterns such as x * sigmoid(x).
@@ -232,18 +232,17 @@ class ForExecutor(BackEnd):
             )
 
     def _hold_factors(self, entry: Step, inputs: Sequence[tf.Tensor], gate: Gate) -> None:
-        """Hold back the factors of a clone that are no clones.
+        """Hold back the factors of a clone that are no clones, since a constant may meet them.
 
-        Folding combines one factor with a constant of the clone's reader, in an op of its own that
-        reads nothing else. Names decide which factor that is, so each gate has the name of its
-        factor.
+        Names decide which factor it meets, so each held factor keeps its name.
         """
+        device, copied = self.ops.ops[entry.op].device, self.ops.reads_from_elsewhere(entry.op)
         values = self.ops.inputs[entry.op]
         for tensor, value, copy in zip(inputs, values, entry.reads or repeat(0), strict=False):
             factor = _unfolded(tensor)
             merges = self.merging.merges(int(self.ops.producer[value]))
             if not (copy or merges or factor.op.type in op_types.SOURCES):
-                gate.hold(factor.op.name, [factor], [False])
+                gate.hold(factor.op.name, [factor], [False], device, copied=copied)
 
     def _behind(self, gate: Gate, tensor: tf.Tensor) -> tf.Tensor:
         """Return the tensor that replaces ``tensor`` behind ``gate``; if x is held there, ``x * 1``
