@@ -210,7 +210,7 @@ class _Planning:
         found = pricing.plan(int(budget / SMALLER**4))
         decisions, run = found.decisions, found.run
         for _ in range(CORRECTIONS):
-            search = pricing.search_within(budget)
+            search = Search(self.coarse.problem, budget, tick=self._tick)
             decisions, run = search.approach(decisions, run)
             trial = self._follow(decisions, run)
             if trial is None or trial.peak <= self.budget or run.peak > budget:

@@ -49,9 +49,7 @@ class Meter:
 
     def __init__(self, graph: TrainingGraph, gating: str, before: Timeline | None = None) -> None:
         self.graph, self.gating = graph, gating
-        self.before = (
-            None if gating == "data" or before is None or not before.persistent else before
-        )
+        self.before = before if gating != "data" else None
 
     def need(self, proposal: Proposal) -> int:
         """Return the bytes in chunks that a proposal needs, without the allowance `CHANCE`; in

@@ -60,8 +60,7 @@ def test_one_region_wastes_less():
     ],
 )
 def test_gpus_take_all_memory_unless_it_grows(monkeypatch, gpus, grows, forced, expected):
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind] * gpus)
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind] * gpus)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind] * gpus)
     monkeypatch.setattr(tf.config.experimental, "get_memory_growth", lambda device: grows)
     monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", forced)
     assert first_region() == expected

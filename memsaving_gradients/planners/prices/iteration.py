@@ -127,10 +127,6 @@ class Pricing:
             self.tick()
         return run(self.problem, decisions)
 
-    def search_within(self, budget: int) -> Search:
-        """Return a local search for a budget, in bytes."""
-        return Search(self.problem, budget, tick=self.tick)
-
     def plan(
         self, budget: int, pace: Pace = Pace(), enough: float = 0.0, start: Priced | None = None
     ) -> Priced:
@@ -259,7 +255,7 @@ class _Iteration:
         decisions, now = repair(self.gaps, simulate, decisions, now, budget, RUNS_OF_A_STRETCH)
         if budget < now.peak <= NEAR * budget:
             most = np.inf if self.best is None else self.best[1].extra_seconds
-            search = self.pricing.search_within(budget)
+            search = Search(self.pricing.problem, budget, tick=self.pricing.tick)
             decisions, now = search.descend(decisions, RUNS_OF_A_STRETCH, limit=most)
         if now.peak > budget:
             return decisions, now
