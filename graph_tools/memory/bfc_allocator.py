@@ -13,7 +13,7 @@ In `allocated_peak`, each step has the same events in the same order and fills t
 the hole that a large one left sends the large one elsewhere. (Simulating the events of six real
 steps in turn gives the measured peak; simulating one of them six times, up to a tenth less.) The
 orders of the simulated executor are enough. Over 27 plans of seven networks, budgets count 1.04
-times the worst of 30 measured steps in the median, and 0.95 to 1.10 times; 25 plans take no more
+times the worst of 30 measured steps on average, and 0.95 to 1.10 times; 25 plans take no more
 than is counted. More disorder, with small buffers freed late at random, counts 0.92 to 1.25 times:
 networks of few large ops never take the holes that it opens. Buffers from before the first step,
 even freed ones, decide which holes there are: the same step of InceptionV3 took 33 MB in one
