@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from memsaving_gradients.planners.prices import iteration
 from memsaving_gradients.planners.prices.closure import Closure
 from memsaving_gradients.planners.prices.gaps import Gaps, Times
 from memsaving_gradients.planners.prices.iteration import GENTLE, Pace, Pricing
@@ -151,3 +152,24 @@ def test_enough_room_recomputes_nothing():
     pricing = Pricing(problem_of(chain([1] * 10)))
     found = pricing.plan(pricing.plain_run.peak)
     assert found.run.extra_seconds == 0 and pricing.runs == 0
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_local_searches_of_an_iteration_are_limited(monkeypatch, limited):
+    searched: list[int] = []
+    descend = iteration.Search.descend
+
+    def counted(self, *args, **kwargs):
+        try:
+            return descend(self, *args, **kwargs)
+        finally:
+            searched.append(self.runs)
+
+    monkeypatch.setattr(iteration.Search, "descend", counted)
+    monkeypatch.setattr(iteration, "RUNS_OF_A_STRETCH", 5)
+    if not limited:
+        monkeypatch.setattr(iteration, "SEARCHES", 1000)
+    pricing = Pricing(problem_of(chain([1] * 100)))
+    pricing.plan(int(0.2 * pricing.plain_run.peak))
+    # The last search that begins may end above the limit.
+    assert (sum(searched[:-1]) < 4 * 5) is limited

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memsaving_gradients.planners.retention.local_search import Search
 from memsaving_gradients.planners.retention.problem import (
     DROPPED,
     EARLY,
@@ -310,3 +311,14 @@ def test_excess_weighs_bytes_above_the_budget():
     found = run(longer, longer.plain())
     assert found.bytes_alive.tolist() == [1, 2, 3, 3, 2, 1]
     assert found.excess(2, 2) == pytest.approx(2 * (1 / 2) ** 2)
+
+
+def test_runs_of_many_steps_count_as_several():
+    # Recomputing every value from the first one takes 2,500 steps instead of 120.
+    given = chain([(k,) for k in [*range(39), *reversed(range(40))]], 40)
+    strict = [STRICT] * len(given.gaps)
+    assert len(run(given, strict).event) > 20 * len(given.reads)
+    ticks: list[None] = []
+    search = Search(given, 1, tick=lambda: ticks.append(None))
+    search.descend(strict, 100)
+    assert search.runs >= 100 > 5 * len(ticks)

@@ -73,6 +73,8 @@ GOING_ON = 0.3
 IN_VAIN = 16
 #: An iteration is astray after `ASTRAY` steps that are no closer, the last `WORSE` times as far.
 ASTRAY, WORSE = 6, 4.0
+#: The most runs of all short local searches of an iteration, as a multiple of one's most runs.
+SEARCHES = 4
 #: Up to this many changes, a step takes all of them at once.
 FEW = 4
 
@@ -193,6 +195,7 @@ class _Iteration:
         self.best: tuple[list[int], Run] | None = None
         self.lowest = self.decisions, self.now
         self.near = np.inf
+        self.left = SEARCHES * RUNS_OF_A_STRETCH
 
     def run(self, enough: float) -> Priced:
         closest: tuple[float, list[int], Run, FloatArray] | None = None
@@ -253,10 +256,12 @@ class _Iteration:
     def _rounded(self, decisions: list[int], now: Run) -> tuple[list[int], Run]:
         simulate, budget = self.pricing.simulate, self.budget
         decisions, now = repair(self.gaps, simulate, decisions, now, budget, RUNS_OF_A_STRETCH)
-        if budget < now.peak <= NEAR * budget:
+        if budget < now.peak <= NEAR * budget and self.left > 0:
             most = np.inf if self.best is None else self.best[1].extra_seconds
             search = Search(self.pricing.problem, budget, tick=self.pricing.tick)
-            decisions, now = search.descend(decisions, RUNS_OF_A_STRETCH, limit=most)
+            runs = min(RUNS_OF_A_STRETCH, self.left)
+            decisions, now = search.descend(decisions, runs, limit=most)
+            self.left -= search.runs
         if now.peak > budget:
             return decisions, now
         return fill(self.gaps, simulate, decisions, now, budget)
