@@ -160,10 +160,11 @@ def test_local_searches_of_an_iteration_are_limited(monkeypatch, limited):
     descend = iteration.Search.descend
 
     def counted(self, *args, **kwargs):
+        before = self.runs
         try:
             return descend(self, *args, **kwargs)
         finally:
-            searched.append(self.runs)
+            searched.append(self.runs - before)
 
     monkeypatch.setattr(iteration.Search, "descend", counted)
     monkeypatch.setattr(iteration, "RUNS_OF_A_STRETCH", 5)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -195,7 +196,11 @@ class _Iteration:
         self.best: tuple[list[int], Run] | None = None
         self.lowest = self.decisions, self.now
         self.near = np.inf
-        self.left = SEARCHES * RUNS_OF_A_STRETCH
+
+    @cached_property
+    def search(self) -> Search:
+        """The local search that rounds decisions; it counts the runs of the whole iteration."""
+        return Search(self.pricing.problem, self.budget, tick=self.pricing.tick)
 
     def run(self, enough: float) -> Priced:
         closest: tuple[float, list[int], Run, FloatArray] | None = None
@@ -256,12 +261,11 @@ class _Iteration:
     def _rounded(self, decisions: list[int], now: Run) -> tuple[list[int], Run]:
         simulate, budget = self.pricing.simulate, self.budget
         decisions, now = repair(self.gaps, simulate, decisions, now, budget, RUNS_OF_A_STRETCH)
-        if budget < now.peak <= NEAR * budget and self.left > 0:
-            most = np.inf if self.best is None else self.best[1].extra_seconds
-            search = Search(self.pricing.problem, budget, tick=self.pricing.tick)
-            runs = min(RUNS_OF_A_STRETCH, self.left)
-            decisions, now = search.descend(decisions, runs, limit=most)
-            self.left -= search.runs
+        if budget < now.peak <= NEAR * budget:
+            runs = min(RUNS_OF_A_STRETCH, SEARCHES * RUNS_OF_A_STRETCH - self.search.runs)
+            if runs > 0:
+                most = np.inf if self.best is None else self.best[1].extra_seconds
+                decisions, now = self.search.descend(decisions, runs, limit=most)
         if now.peak > budget:
             return decisions, now
         return fill(self.gaps, simulate, decisions, now, budget)

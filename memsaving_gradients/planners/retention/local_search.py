@@ -73,7 +73,7 @@ class Search:
     ) -> None:
         self.problem, self.budget = problem, budget
         self.runs = 0
-        self._tick = tick
+        self._tick = tick or (lambda: None)
         self._random = random.Random(0)
         self._begin = [begin for _, begin, _ in problem.gaps]
         self._end = [end for _, _, end in problem.gaps]
@@ -96,21 +96,25 @@ class Search:
         # Results of `_missing`, valid as long as decisions do not change.
         self._known: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
+    def _base(self, decisions: list[int]) -> Base:
+        """Simulate decisions in full, and count the run."""
+        self._tick()
+        base = Base(self.problem, decisions)
+        self._count(base.run)
+        return base
+
     def _play(self, base: Base, change: Change) -> Run:
         """Simulate the base with a change, and count the run."""
-        self._start()
-        return self._counted(base.simulate(change))
+        self._tick()
+        result = base.simulate(change)
+        self._count(result)
+        return result
 
-    def _start(self) -> None:
-        if self._tick is not None:
-            self._tick()
-
-    def _counted(self, result: Run) -> Run:
+    def _count(self, result: Run) -> None:
         """Count a run: as several if it has several times the steps of plain training, because it
         takes as long to simulate. (Six Inception blocks near their least memory, where plans take
         ten times as long as a step: 37 s instead of 68 to find that a budget is too small.)"""
-        self.runs += max(1, len(result.event) // max(1, self._events))
-        return result
+        self.runs += len(result.event) // self._events
 
     def descend(
         self,
@@ -148,16 +152,13 @@ class Search:
         tuple
             The decisions and their run; its peak is above the budget if nothing helped.
         """
-        self._start()
-        base = Base(self.problem, decisions.copy())
-        decisions, now = base.decisions, self._counted(base.run)
+        base = self._base(decisions.copy())
+        decisions, now = base.decisions, base.run
         end = self.runs + most
         while bold and now.peak > NEAR * self.budget and self.runs < end:
             changes, _ = self._changes(now, decisions, fixed, int(np.argmax(now.bytes_alive)))
             many = changed(decisions, *changes[: 1 + len(changes) // bold])
-            self._start()
-            bolder = Base(self.problem, many)
-            self._counted(bolder.run)
+            bolder = self._base(many)
             if bolder.run.excess(self.budget, power) >= now.excess(self.budget, power):
                 break
             base, decisions, now = bolder, many, bolder.run
