@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from graph_tools.memory.liveness import timeline
+from graph_tools.memory.liveness import requested_peak
 
 __all__ = [
     "GRAIN",
@@ -38,6 +38,7 @@ __all__ = [
     "Buffers",
     "Peaks",
     "allocated_peak",
+    "most_chunk",
     "peaks_in_turn",
 ]
 
@@ -69,6 +70,19 @@ class Peaks(NamedTuple):
 
     average: int
     worst: int
+
+
+def most_chunk(size: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the most bytes that the chunks of buffers may have.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> most_chunk(np.array([1, 1 << 20, 1 << 30])).tolist()
+    [512, 2097152, 1207959552]
+    """
+    need = np.maximum(-(-size // GRAIN), 1) * GRAIN
+    return need + np.minimum(need, _MOST_WASTE)
 
 
 def allocated_peak(
@@ -143,9 +157,7 @@ def peaks_in_turn(
     >>> peaks_in_turn([buffers]) == (2 << 20, 2 << 20)
     True
     """
-    peaks = [
-        int(timeline(*order, int(order[1].max(initial=0)) + 1).max(initial=0)) for order in orders
-    ]
+    peaks = [requested_peak(*order) for order in orders]
     first = 2 if steps > 2 else 0
     asked, chunks = [], []
     for arena_number, arena in enumerate(_arenas(before, arenas, first_region)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["IntArray", "timeline"]
+__all__ = ["IntArray", "requested_peak", "timeline"]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -37,3 +37,15 @@ def timeline(born: IntArray, dies: IntArray, size: IntArray, steps: int) -> IntA
     np.add.at(delta, born, size)
     np.add.at(delta, dies + 1, -size)
     return np.cumsum(delta[:steps])
+
+
+def requested_peak(born: IntArray, dies: IntArray, size: IntArray) -> int:
+    """Return the most bytes alive during a step, for buffers as `timeline` takes them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> requested_peak(np.array([0, 1, 2]), np.array([1, 2, 2]), np.array([10, 20, 5]))
+    30
+    """
+    return int(timeline(born, dies, size, int(dies.max(initial=0)) + 1).max(initial=0))

@@ -38,9 +38,8 @@ def with_names(
     alive = simulation.bytes_alive
     if not len(alive):
         return simulation
-    at = int(np.argmax(alive))
     born, dies, size = simulation.buffers
-    there = np.flatnonzero((born <= at) & (dies >= at) & (size > 0))
+    there = simulation.at_peak
     # The largest first; of equal ones, the earliest born first.
     there = there[np.lexsort((there, born[there], -size[there]))][:MOST_NAMED]
     owner, last = simulation.owner, len(alive) - 1

@@ -14,8 +14,10 @@ from graph_tools.memory.bfc_allocator import (
     Buffers,
     Peaks,
     allocated_peak,
+    most_chunk,
     peaks_in_turn,
 )
+from graph_tools.memory.liveness import requested_peak
 
 __all__ = ["CHANCE", "MANY_OPS", "STEPS", "Alive", "Part", "Timeline"]
 
@@ -101,6 +103,25 @@ class Timeline:
     first_region: int = GROWING
     margin: float = 0.0
     largest: tuple[Alive, ...] = ()
+
+    @property
+    def at_peak(self) -> npt.NDArray[np.int64]:
+        """The numbers of the buffers that are alive at the peak, for its first op."""
+        born, dies, size = self.buffers
+        at = int(np.argmax(self.bytes_alive)) if len(self.bytes_alive) else 0
+        return np.flatnonzero((born <= at) & (dies >= at) & (size > 0))
+
+    @property
+    def least_peak(self) -> int:
+        """The least peak of requested bytes over all orders: a lower bound for peaks in chunks,
+        which are no smaller than the buffers in them, at a hundredth of their time."""
+        return min([self.peak, *(requested_peak(*order) for order in self.other_orders)])
+
+    @property
+    def allocated_most(self) -> int:
+        """An upper bound for peaks in chunks, as fast as `least_peak`."""
+        orders = (self.buffers, *self.other_orders)
+        return max(requested_peak(born, dies, most_chunk(size)) for born, dies, size in orders)
 
     @cached_property
     def allocated_least(self) -> int:

@@ -45,8 +45,6 @@ MOST_CUTS = 1000
 LONG_STRETCH = 1 / 16
 #: Plans to simulate. Chosen by judgement.
 TRIALS = Trials(executions=400_000, fewest=2, most=24)
-#: The most changes of single kept storages to try, on graphs small enough for all of `TRIALS`.
-MOST_MOVES = 100
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
@@ -62,7 +60,7 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     found = [tried(graph, limits, segments.kept_by([int(cuts[k]) for k in path])) for path in paths]
     best = _best(found, thorough)
     if thorough:
-        best = _improve(graph, limits, segments, best, min(MOST_MOVES, affordable))
+        best = _improve(graph, limits, segments, best, affordable)
     return _keep_late(graph, limits, segments, best, thorough).proposal(graph)
 
 
@@ -80,10 +78,11 @@ def _improve(
     graph: TrainingGraph, limits: Limits, segments: Segments, best: Trial, trials: int
 ) -> Trial:
     """Drop kept storages, or keep a neighbor instead, as long as that lowers the peak: the model of
-    cuts is coarse."""
+    cuts is coarse. A change matters only if one of its storages is alive at the peak."""
     places = sorted({*segments.parts.tolist(), *segments.residuals.tolist()})
     place_of = {storage: k for k, storage in enumerate(places)}
     seen: set[frozenset[int]] = set()
+    alive = _at_peak(graph, best)
     improved = True
     while improved:
         improved = False
@@ -94,6 +93,8 @@ def _improve(
             for other in (None, *places[max(k - 1, 0) : k], *places[k + 1 : k + 2]):
                 if storage not in best.reasons:
                     break
+                if alive.isdisjoint((storage, other)):
+                    continue
                 rest = {kept: why for kept, why in best.reasons.items() if kept != storage}
                 if other is not None:
                     rest.setdefault(other, best.reasons[storage])
@@ -105,7 +106,15 @@ def _improve(
                 trial = tried(graph, limits, rest)
                 if trial.peak < best.peak:
                     best, improved = trial, True
+                    alive = _at_peak(graph, best)
     return best
+
+
+def _at_peak(graph: TrainingGraph, trial: Trial) -> set[int]:
+    """Return the storages that are alive at the peak."""
+    owner = np.array(trial.simulation.owner)
+    at_peak = trial.simulation.at_peak
+    return set(graph.storage[owner[at_peak[at_peak < len(owner)]]].tolist())
 
 
 def _paths(tables: _Tables, trials: int) -> list[tuple[int, ...]]:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_tools.memory.bfc_allocator import peaks_in_turn
-from graph_tools.memory.liveness import timeline
+from graph_tools.memory.liveness import requested_peak, timeline
+from graph_tools.memory.timeline import Timeline
 from tests.helpers.sampling import examples
 
 _sizes = st.integers(1, 9 << 18)
@@ -47,3 +48,30 @@ def test_equal_steps_need_what_one_of_them_needs(lives):
     step = born, born + lasts, size
     many = peaks_in_turn([step] * 3, steps=12)
     assert many == peaks_in_turn([step], steps=12)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 4), st.integers(0, 9 << 18)),
+        min_size=1,
+        max_size=20,
+    ),
+    st.lists(_sizes, max_size=6),
+)
+def test_bounds_of_peaks_in_chunks(lives, before):
+    first, other, lasts, size = map(np.array, zip(*lives, strict=True))
+    orders = [(born, born + lasts, size) for born in (first, other)]
+    alive = timeline(*orders[0], 20)
+    step = Timeline(
+        alive,
+        requested_peak(*orders[0]),
+        orders[0],
+        other_orders=(orders[1],),
+        persistent=tuple(before),
+    )
+    least, most = step.least_peak, step.allocated_most
+    assert least == min(alive.max(), timeline(*orders[1], 20).max())
+    assert least <= step.allocated_least <= most
+    assert least <= step.allocated_peak <= most
+    assert least <= step.allocated_worst <= most

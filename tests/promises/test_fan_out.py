@@ -19,7 +19,7 @@ from tests.helpers.fresh import fresh
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 SHAPE = [1024, 256]
 SIGNATURE = tf.TensorSpec(SHAPE), tf.TensorSpec([SHAPE[1], SHAPE[1]])
-#: More readers than the planner tries moves of single tensors (`least_memory.MOST_MOVES`).
+#: More readers than the planner tries to drop one by one (`least_memory.TRIALS`).
 READERS = 130
 
 

@@ -309,6 +309,9 @@ class Attempts:
         # plain training may take. Packing and encoding keep the order of ops: they are compared
         # with the average.
         before = site.original()[1]
+        if found.simulation.allocated_most < before.least_peak:
+            # Chunks need not be simulated to know.
+            return found
         need = plan.allocated
         most = plan.allocated_plain if plan.clones else chunk_bytes(before, site.gating)
         if need < most:
