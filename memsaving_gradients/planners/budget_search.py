@@ -226,9 +226,14 @@ class Search:
             asked = min(int(aimed * SMALLER**number), found.proposal.peak - 1)
 
     def _short_of(self, asked: int) -> Found | None:
-        """Return the lowest of the plans that missed their own limit of ``asked`` bytes or more;
-        ``None`` if there is none."""
-        short = (old for old in self._tried if old.asked and asked <= old.asked < old.proposal.peak)
+        """Return the lowest of the plans above ``asked`` bytes that missed a limit of about as
+        many, or more; ``None`` if there is none."""
+        near = asked * SMALLER
+        short = (
+            old
+            for old in self._tried
+            if old.asked and near <= old.asked < old.proposal.peak and asked < old.proposal.peak
+        )
         return min(short, key=lambda old: old.proposal.peak, default=None)
 
     def _first_asked(self, budget: int) -> int:

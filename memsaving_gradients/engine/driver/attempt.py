@@ -12,7 +12,7 @@ from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.rewriting.clones import Rewrite, rewrite
 from memsaving_gradients.schedules.simulate import Simulation
 
-__all__ = ["AppliedPlan", "follow", "take_back"]
+__all__ = ["AppliedPlan", "follow", "rewritten", "take_back"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +46,17 @@ class AppliedPlan:
 def follow(site: Site, outcome: Outcome) -> AppliedPlan:
     """Make the graph follow a plan. Except under XLA, describe the plan by a simulation of the
     executor: of the whole step, or of the gradients if they are planned alone."""
+    result = rewritten(site, outcome)
+    if result is not None and not site.xla:
+        extra = outcome.proposal.extra_seconds
+        outcome = outcome.as_it_runs(simulate_rewritten(site, result, extra))
+    return AppliedPlan(outcome, result)
+
+
+def rewritten(site: Site, outcome: Outcome) -> Rewrite | None:
+    """Make the graph follow a plan, and return the changes; ``None``: nothing is recomputed."""
     if outcome.plain:
-        return AppliedPlan(outcome, None)
+        return None
     proposal = outcome.proposal
     result = rewrite(
         outcome.step,
@@ -61,9 +70,7 @@ def follow(site: Site, outcome: Outcome) -> AppliedPlan:
     for grad, given in zip(site.grads, site.given, strict=False):
         if grad.ref() in result.replaced:
             result.rewiring.point(given.op, 0, result.replaced[grad.ref()])
-    if not site.xla:
-        outcome = outcome.as_it_runs(simulate_rewritten(site, result, proposal.extra_seconds))
-    return AppliedPlan(outcome, result)
+    return result
 
 
 def take_back(site: Site, found: AppliedPlan | None) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memsaving_gradients.budget import chunk_bytes, safe_bytes, too_small
-from memsaving_gradients.engine.driver.attempt import AppliedPlan, follow, take_back
+from memsaving_gradients.engine.driver.attempt import AppliedPlan, follow, rewritten, take_back
 from memsaving_gradients.engine.driver.window import Window
 from memsaving_gradients.engine.feedback.notices import warn_nothing_saved
 from memsaving_gradients.engine.planning.by_mode import by_mode
@@ -89,9 +89,9 @@ class Attempts:
         found = self._tried(outcome, most, limit)
         while (found or self._best) is None and not self.site.stopped and self._counts_less():
             found = self._tried(self._outcome(self._foreseen), most, limit)
-        if found is None and self._best is not None:
-            found = self.again(self._best)
-        return None if found is None else self._polished(found)
+        if found is not None:
+            return self._polished(found, found)
+        return None if self._best is None else self._polished(self._best, None)
 
     def _only(self) -> AppliedPlan | None:
         """Follow the one plan of a mode without a budget."""
@@ -241,22 +241,24 @@ class Attempts:
         other = self._tried(found.outcome, FEW_ATTEMPTS, quick=False)
         return other or self.again(self._best or found)
 
-    def _polished(self, found: AppliedPlan) -> AppliedPlan:
+    def _polished(self, found: AppliedPlan, followed: AppliedPlan | None) -> AppliedPlan:
         """Follow ``found``, or the planner's best plan for as many bytes, or for a few less, if
-        that is faster and keeps the budget, too."""
+        that is faster and keeps the budget, too.
+
+        ``followed``: ``found``, if the graph follows it now.
+        """
         plan, asked = found.outcome.plan, found.outcome.plan.planned_for
         if not found.outcome.proposal.quick or asked is None or self.site.stopped:
-            return found
+            return followed or self.again(found)
         self.site.count(found.outcome.estimate)
         bound = plan.lower_bound
-        followed: AppliedPlan | None = found
-        for _ in range(ROUNDS.fewest):
+        for number in range(ROUNDS.fewest):
             outcome = self._outcome(partial(Search.at, asked=asked, quick=False))
             assert outcome is not None and plan.budget is not None
             if asked == plan.planned_for:
                 # Both lower bounds hold for as many bytes; the higher one says more.
                 bound = max(bound, outcome.plan.lower_bound)
-            if outcome.plan.extra_time >= plan.extra_time - (SLACK if followed is None else 0.0):
+            if outcome.plan.extra_time >= plan.extra_time - (SLACK if number else 0.0):
                 break
             take_back(self.site, followed)
             other = follow(self.site, outcome)
@@ -286,8 +288,8 @@ class Attempts:
         return self.again(found)
 
     def again(self, found: AppliedPlan) -> AppliedPlan:
-        """Make the graph follow a plan once more."""
-        return replace(found, result=follow(self.site, found.outcome).result)
+        """Make the graph follow a plan once more, which is simulated already."""
+        return replace(found, result=rewritten(self.site, found.outcome))
 
     def _counts_less(self) -> bool:
         """Switch to an estimate of the rest of the step that is lower by more than the executor may
