@@ -81,8 +81,13 @@ def most_chunk(size: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     >>> most_chunk(np.array([1, 1 << 20, 1 << 30])).tolist()
     [512, 2097152, 1207959552]
     """
-    need = np.maximum(-(-size // GRAIN), 1) * GRAIN
+    need = _least_chunk(size)
     return need + np.minimum(need, _MOST_WASTE)
+
+
+def _least_chunk(size: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the bytes that the allocator looks for."""
+    return np.maximum(-(-size // GRAIN), 1) * GRAIN
 
 
 def allocated_peak(
@@ -114,9 +119,9 @@ def allocated_peak(
     >>> allocated_peak(*buffer) >> 20, allocated_peak(*buffer, first_region=WHOLE) >> 20
     (8, 5)
     """
-    arena = _Arena((), first_region)
-    arena.step(born, dies, size)
-    return arena.step(born, dies, size)
+    arena, events = _Arena((), first_region), _events(born, dies, size)
+    arena.play(events)
+    return arena.play(events)
 
 
 def peaks_in_turn(
@@ -158,14 +163,15 @@ def peaks_in_turn(
     True
     """
     peaks = [requested_peak(*order) for order in orders]
+    events = [_events(*order) for order in orders]
+    replaced = [_replaced(into) for into in replaces] or [{}] * len(orders)
     first = 2 if steps > 2 else 0
     asked, chunks = [], []
     for arena_number, arena in enumerate(_arenas(before, arenas, first_region)):
         for number in range(steps):
             # In each arena, the steps that count begin with another order.
             which = (number + arena_number * (steps - first)) % len(orders)
-            born, dies, size = orders[which]
-            used = arena.step(born, dies, size, replaces[which] if replaces else None)
+            used = arena.play(events[which], replaced[which])
             if number >= first:
                 asked.append(max(peaks[which], 1))
                 chunks.append(used)
@@ -178,15 +184,16 @@ def _arenas(before: Sequence[int], many: int, first_region: int) -> Iterator[_Ar
     The first arena allocates them in the given order. The second allocates an initial value of the
     same size before each and frees it after. The others do that in shuffled orders.
     """
+    need = _least_chunk(np.array(before, np.int64)).tolist()
     for number in range(many if before else 1):
         order = np.arange(len(before))
         if number > 1:
             np.random.default_rng(number).shuffle(order)
         events: list[tuple[int, int]] = []
         for k in order.tolist():
-            variable, initial = (-1 - k, before[k]), len(before)
+            variable, initial = (-1 - k, need[k]), len(before)
             if number:
-                events += [(initial, before[k]), variable, (initial, -1)]
+                events += [(initial, need[k]), variable, (initial, -1)]
             else:
                 events.append(variable)
         yield _Arena(events, first_region)
@@ -196,7 +203,7 @@ class _Arena:
     """The chunks by address; the free ones also in a sorted list of (size, address)."""
 
     def __init__(self, before: Iterable[tuple[int, int]], first_region: int) -> None:
-        """Simulate the events ``before`` the first step (see `_play`). Buffers that stay have
+        """Simulate the events ``before`` the first step (see `play`). Buffers that stay have
         negative keys: -1 minus the place."""
         self.size_at: dict[int, int] = {}
         self.before: dict[int, int] = {}  # address of the left neighbor in the same region
@@ -204,28 +211,11 @@ class _Arena:
         self.is_free: set[int] = set()
         self.address_of: dict[int, int] = {}
         self.next_region, self.end, self.used = first_region, 0, 0
-        self._play(before, {})
+        self.play(before)
 
-    def step(
-        self,
-        born: npt.NDArray[np.int64],
-        dies: npt.NDArray[np.int64],
-        size: npt.NDArray[np.int64],
-        into: npt.NDArray[np.int64] | None = None,
-    ) -> int:
-        """Return the most bytes in chunks during one step, minus the bytes before it.
-
-        ``into``: for each buffer, the place of the earlier buffer that is freed in its stead and
-        that it then replaces; or -1.
-        """
-        replaced = (
-            {} if into is None else {k: -1 - i for k, i in enumerate(into.tolist()) if i >= 0}
-        )
-        return self._play(_events(born, dies, size), replaced)
-
-    def _play(self, events: Iterable[tuple[int, int]], replaced: Mapping[int, int]) -> int:
-        """Allocate buffers (key and bytes) and free them (key and -1). Return the most bytes in
-        chunks meanwhile, minus the bytes before.
+    def play(self, events: Iterable[tuple[int, int]], replaced: Mapping[int, int] = {}) -> int:
+        """Allocate buffers (key and `_least_chunk`) and free them (key and -1). Return the most
+        bytes in chunks meanwhile, minus the bytes before.
 
         ``replaced``: for a key, the key of the buffer that is freed in its stead.
         """
@@ -233,9 +223,8 @@ class _Arena:
         size_at, before, holes = self.size_at, self.before, self.holes
         is_free, address_of = self.is_free, self.address_of
         base = peak = used = self.used
-        for key, request in events:
-            if request >= 0:
-                need = max(GRAIN, -(-request // GRAIN) * GRAIN)
+        for key, need in events:
+            if need >= 0:
                 place = bisect_left(holes, (need, -1))
                 if place == len(holes):
                     self._grow(need)
@@ -308,7 +297,7 @@ def _events(
     born: npt.NDArray[np.int64],
     dies: npt.NDArray[np.int64],
     size: npt.NDArray[np.int64],
-) -> Iterable[tuple[int, int]]:
+) -> list[tuple[int, int]]:
     """Return the allocations (buffer number and bytes) and releases (number and -1), in order.
 
     Buffers that die with an op are freed before the buffers of the next op are allocated. Buffers
@@ -319,6 +308,15 @@ def _events(
     key = np.concatenate([order, order])
     when = np.concatenate([born[order], dies[order] + 1])
     what = np.repeat([1, 0], many)
-    request = np.concatenate([size[order], np.full(many, -1)])
+    need = np.concatenate([_least_chunk(size[order]), np.full(many, -1)])
     sequence = np.lexsort((what, when))
-    return zip(key[sequence].tolist(), request[sequence].tolist(), strict=True)
+    return list(zip(key[sequence].tolist(), need[sequence].tolist(), strict=True))
+
+
+def _replaced(into: npt.NDArray[np.int64]) -> dict[int, int]:
+    """Return, for the number of a buffer that replaces a buffer of before the step, the key of
+    that.
+
+    ``into``: the place of the replaced buffer, or -1.
+    """
+    return {k: -1 - i for k, i in enumerate(into.tolist()) if i >= 0}
