@@ -11,14 +11,14 @@ O(edges); attributes, and the values of constants, are compared only where the r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graph_tools.graph.capture import OpGraph
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
 
-__all__ = ["equal_ops"]
+__all__ = ["equal_ops", "results_as_one"]
 
 
 def equal_ops(ops: OpGraph) -> dict[int, int]:
@@ -60,6 +60,16 @@ def equal_ops(ops: OpGraph) -> dict[int, int]:
         else:
             others.append((i, reads))
     return found
+
+
+def results_as_one(ops: OpGraph, same: Mapping[int, int]) -> dict[int, int]:
+    """Return, for each result of an op that equals another op, the other op's result."""
+    first = ops.first_value.tolist()
+    return {
+        first[i] + k: first[other] + k
+        for i, other in same.items()
+        for k in range(len(ops.ops[i].outputs))
+    }
 
 
 class _Constants:

@@ -11,7 +11,8 @@ The model follows ``executor.cc``, ``propagator_state.h`` and Eigen's thread poo
 to 2.21), and uses the estimated time of each op. It simulates the graph as it will run after the
 rewrite, with clones, gates and holds. Constants are where grappler moves them
 (:mod:`graph_tools.grappler.constant_folding`). Ops that grappler merges count as one
-(:mod:`graph_tools.grappler.common_subexpressions`). Outputs are views where kernels make views
+(:mod:`graph_tools.grappler.common_subexpressions`), as do sums
+(:mod:`graph_tools.grappler.merged_sums`). Outputs are views where kernels make views
 (:mod:`graph_tools.ops.views`).
 
 **The allowance for chance.** Chance decides which of several threads is faster, and estimated times
@@ -43,8 +44,9 @@ import tensorflow as tf
 
 from graph_tools.costs import estimates
 from graph_tools.graph.capture import OpGraph
-from graph_tools.grappler.common_subexpressions import equal_ops
+from graph_tools.grappler.common_subexpressions import equal_ops, results_as_one
 from graph_tools.grappler.constant_folding import folded
+from graph_tools.grappler.merged_sums import merged_sums
 from graph_tools.memory.liveness import IntArray, timeline
 from graph_tools.memory.regions import first_region
 from graph_tools.memory.timeline import CHANCE, MANY_OPS, Timeline
@@ -165,11 +167,14 @@ def _threads() -> int:
 
 def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
     same = equal_ops(ops)
-    one = _as_one(ops, same)
+    one = results_as_one(ops, same)
     moved = folded(ops)
     absent = moved.gone | same.keys()
     split = [i for i, op in enumerate(ops.ops) if op_types.is_split(op)]
     reads = [[one.get(v, v) for v in values] for values in _past(split, ops, moved.reads)]
+    for i, addends in merged_sums(ops, reads, absent, held).items():
+        reads[i] = addends
+        absent |= set() if addends else {i}
     storage, source = [one.get(root, root) for root in _storages(ops)], ops.source.tolist()
     producer = ops.producer.tolist()
     bounds = [*ops.first_value.tolist(), len(producer)]
@@ -223,16 +228,6 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         variables=updated_variables(ops, reads, storage, persistent),
         persistent=persistent,
     )
-
-
-def _as_one(ops: OpGraph, same: Mapping[int, int]) -> dict[int, int]:
-    """Return, for each result of an op that equals another op, the other op's result."""
-    first = ops.first_value.tolist()
-    return {
-        first[i] + k: first[other] + k
-        for i, other in same.items()
-        for k in range(len(ops.ops[i].outputs))
-    }
 
 
 def _past(

@@ -20,7 +20,7 @@ from graph_tools.ops import op_types
 from graph_tools.ops.device_copies import is_elsewhere
 from graph_tools.tf_private import graphs
 
-__all__ = ["unchanged_input", "viewed_input"]
+__all__ = ["rewrites_arithmetic", "unchanged_input", "viewed_input"]
 
 #: Fact: windows begin at multiples of this many bytes (``EIGEN_MAX_ALIGN_BYTES``, at most).
 ALIGNMENT = 64
@@ -138,10 +138,12 @@ def _is_read_by_products(op: tf.Operation) -> bool:
     if order is None or len(order) < 2:
         return False
     *outer, row, column = range(len(order))
-    return [int(axis) for axis in order] == [*outer, column, row] and _rewrites_arithmetic()
+    return [int(axis) for axis in order] == [*outer, column, row] and rewrites_arithmetic()
 
 
-def _rewrites_arithmetic() -> bool:
+def rewrites_arithmetic() -> bool:
+    """Return whether grappler will rewrite arithmetic, as far as is known here: a session may have
+    options of its own."""
     options = tf.config.optimizer.get_experimental_options()
     off = options.get("disable_meta_optimizer", False)
     return bool(options.get("arithmetic_optimization", True)) and not off

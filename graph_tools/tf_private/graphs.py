@@ -268,6 +268,11 @@ def protect(op: tf.Operation) -> None:
     set_attribute(op, _PROTECTED, tf.compat.v1.AttrValue(b=True))
 
 
+def is_protected(op: tf.Operation) -> bool:
+    """Return whether `protect` holds for ``op``."""
+    return _PROTECTED in op.node_def.attr
+
+
 def unprotect(op: tf.Operation) -> None:
     """Undo `protect`: grappler keeps a protected op, and all ops that it needs, even if no op reads
     it."""

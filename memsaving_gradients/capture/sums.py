@@ -31,6 +31,7 @@ import tensorflow as tf
 from graph_tools.graph.capture import OpGraph
 from graph_tools.grappler.constant_folding import input_name
 from graph_tools.ops.sizes import tensor_bytes
+from graph_tools.ops.views import rewrites_arithmetic
 from graph_tools.tf_private import graphs
 from memsaving_gradients.schedules.liveness import SUMMED_AT_ONCE, summed_first
 from memsaving_gradients.schedules.order import LONG_SUM
@@ -89,7 +90,7 @@ def chainable(
             readers[value].append(op)
     forward = (ops.producer < first_backward) & ~ops.source
     large = LARGE * float(sizes[forward].sum())
-    by_name = _sorts_addends()
+    by_name = rewrites_arithmetic()
 
     def is_free(value: int, position: int) -> bool:
         """Return whether no other op needs the buffer of an addend any more when the sum runs."""
@@ -121,15 +122,6 @@ def chainable(
             if any(is_free(value, position) for value in addends[:2]):
                 found[position] = addends
     return found
-
-
-def _sorts_addends() -> bool:
-    """Return whether grappler will sort the inputs of `AddN` by name, as far as is known here: a
-    session may have options of its own."""
-    options = tf.config.optimizer.get_experimental_options()
-    return not options.get("disable_meta_optimizer") and options.get(
-        "arithmetic_optimization", True
-    )
 
 
 def _needs(ops: OpGraph, position: int, others: set[int], first: int) -> bool:

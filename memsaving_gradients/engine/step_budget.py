@@ -54,7 +54,12 @@ from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.rewriting.ordering import HUGE_SHARE
 from memsaving_gradients.rewriting.turns import Pass, take_turns
-from memsaving_gradients.rewriting.update_order import in_branch, in_turn, one_by_one
+from memsaving_gradients.rewriting.update_order import (
+    add_one_by_one,
+    in_branch,
+    in_turn,
+    one_by_one,
+)
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.loops.one_at_a_time import ahead, one_at_a_time, within
 
@@ -339,6 +344,7 @@ class _Step:
         and let the ops on a large gradient run one after the other."""
         first, graph = self.sites[0], self.sites[0].graph
         grads = {tensor.op for site in self.sites for tensor in site.given or site.grads}
+        add_one_by_one(graph, grads)
         updates = whole_step.rest_of(graph, later, grads, first.call.first_operation)
         updates.defer(first.home, chain=False)
         rewiring = Rewiring()

@@ -112,7 +112,7 @@ def _improve(
 
 def _at_peak(graph: TrainingGraph, trial: Trial) -> set[int]:
     """Return the storages that are alive at the peak."""
-    owner = np.array(trial.simulation.owner)
+    owner = np.array(trial.simulation.owner, np.int64)
     at_peak = trial.simulation.at_peak
     return set(graph.storage[owner[at_peak[at_peak < len(owner)]]].tolist())
 
