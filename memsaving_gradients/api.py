@@ -102,7 +102,8 @@ def gradients(
         ten addends or more (gradients of tied weights, of unrolled recurrences), and of fewer but
         large ones (gradients of normalizations). The order and the bits are the same as in
         TensorFlow's own kernel. But grappler's arithmetic rewriting, where it is on, first sorts
-        ten or more addends; the step does not follow that order, so the last bits may differ.
+        ten or more addends, and merges additions of gradients into one; a step with a budget does
+        neither, so the last bits may differ.
     profile
         Whether times of ops are measured on this device, once for each kind of op and shape,
         instead of estimated.

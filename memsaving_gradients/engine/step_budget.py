@@ -344,7 +344,8 @@ class _Step:
         and let the ops on a large gradient run one after the other."""
         first, graph = self.sites[0], self.sites[0].graph
         grads = {tensor.op for site in self.sites for tensor in site.given or site.grads}
-        add_one_by_one(graph, grads)
+        if all(site.options.accumulate for site in self.sites):
+            add_one_by_one(graph, grads)
         updates = whole_step.rest_of(graph, later, grads, first.call.first_operation)
         updates.defer(first.home, chain=False)
         rewiring = Rewiring()

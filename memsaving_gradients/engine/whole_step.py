@@ -31,7 +31,6 @@ from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetWarning, NothingSavedWarning
 from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.rewriting.optimizer_ops import Updates
-from memsaving_gradients.rewriting.update_order import add_one_by_one
 from memsaving_gradients.transforms.attention.pattern.reachability import plain_as_well
 
 __all__ = [
@@ -129,7 +128,6 @@ def _defer(graph: tf.Graph, first: tf.Operation, homes: Sequence[Home | None]) -
     """Let later ops that need no gradient wait for one, on each of these devices. ``first``: the
     first op of the gradients."""
     grads = {tensor.op for tensor, _ in graph_state.earlier(graph)}
-    add_one_by_one(graph, grads)
     updates = rest_of(graph, graph_state.operations_since(graph), grads, first)
     for home in dict.fromkeys(homes):
         updates.defer(home)
