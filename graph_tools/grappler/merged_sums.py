@@ -64,14 +64,15 @@ def merged_sums(
     >>> merged[named["add"]], len(merged[named["add_1"]])
     ([], 3)
     """
+    if not ops.ops or not graphs.is_function(ops.ops[0].graph) or not rewrites_arithmetic():
+        return {}
     additions = {
         i
         for i, op in enumerate(ops.ops)
         if ops.here[i] and i not in without and not ops.controls[i] and is_addition(op)
     }
     additions.difference_update(other for waits in ops.controls for other in waits)
-    known = bool(ops.ops) and graphs.is_function(ops.ops[0].graph)
-    if len(additions) < 2 or not known or not rewrites_arithmetic():
+    if len(additions) < 2:
         return {}
     readers: dict[int, list[int]] = {}
     for i, values in enumerate(reads):

@@ -172,9 +172,10 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
     absent = moved.gone | same.keys()
     split = [i for i, op in enumerate(ops.ops) if op_types.is_split(op)]
     reads = [[one.get(v, v) for v in values] for values in _past(split, ops, moved.reads)]
-    for i, addends in merged_sums(ops, reads, absent, held).items():
+    merged = merged_sums(ops, reads, absent, held)
+    for i, addends in merged.items():
         reads[i] = addends
-        absent |= set() if addends else {i}
+    absent |= {i for i, addends in merged.items() if not addends}
     storage, source = [one.get(root, root) for root in _storages(ops)], ops.source.tolist()
     producer = ops.producer.tolist()
     bounds = [*ops.first_value.tolist(), len(producer)]

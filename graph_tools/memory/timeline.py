@@ -115,19 +115,19 @@ class Timeline:
     def least_peak(self) -> int:
         """The least peak of requested bytes over all orders: a lower bound for peaks in chunks,
         which are no smaller than the buffers in them, at a hundredth of their time."""
-        return min([self.peak, *(requested_peak(*order) for order in self.other_orders)])
+        return min(requested_peak(*order) for order in self._orders)
 
     @property
     def allocated_most(self) -> int:
         """An upper bound for peaks in chunks, as fast as `least_peak`."""
-        orders = (self.buffers, *self.other_orders)
-        return max(requested_peak(born, dies, most_chunk(size)) for born, dies, size in orders)
+        return max(
+            requested_peak(born, dies, most_chunk(size)) for born, dies, size in self._orders
+        )
 
     @cached_property
     def allocated_least(self) -> int:
         """The least peak in chunks over all orders, if nothing was allocated before the steps."""
-        orders = (self.buffers, *self.other_orders)
-        return min(allocated_peak(*order, self.first_region) for order in orders)
+        return min(allocated_peak(*order, self.first_region) for order in self._orders)
 
     @cached_property
     def allocated_peak(self) -> int:
@@ -157,6 +157,11 @@ class Timeline:
         return self._chunks(STEPS, 1 if self._is_large else 3)
 
     @property
+    def _orders(self) -> tuple[Buffers, ...]:
+        """The buffers for each order that the ops may run in."""
+        return self.buffers, *self.other_orders
+
+    @property
     def _is_regular(self) -> bool:
         """Whether there is only one order, and no persistent buffer."""
         return not (self.other_orders or self.persistent)
@@ -166,9 +171,8 @@ class Timeline:
         return len(self.buffers[0]) >= MANY_OPS
 
     def _chunks(self, steps: int, arenas: int) -> Peaks:
-        orders = (self.buffers, *self.other_orders)
         return peaks_in_turn(
-            orders,
+            self._orders,
             before=self.persistent,
             steps=steps,
             arenas=arenas,

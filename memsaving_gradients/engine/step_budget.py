@@ -341,7 +341,8 @@ class _Step:
 
     def updates(self, later: Sequence[tf.Operation]) -> list[_Updates]:
         """Return the updates of each call's gradients. Let ops that need no gradient wait for one,
-        and let the ops on a large gradient run one after the other."""
+        let additions of gradients begin as these come, and let the ops on a large gradient run one
+        after the other."""
         first, graph = self.sites[0], self.sites[0].graph
         grads = {tensor.op for site in self.sites for tensor in site.given or site.grads}
         if all(site.options.accumulate for site in self.sites):

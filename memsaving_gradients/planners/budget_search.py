@@ -228,11 +228,12 @@ class Search:
     def _short_of(self, asked: int) -> Found | None:
         """Return the lowest of the plans above ``asked`` bytes that missed a limit of about as
         many, or more; ``None`` if there is none."""
-        near = asked * SMALLER
         short = (
             old
             for old in self._tried
-            if old.asked and near <= old.asked < old.proposal.peak and asked < old.proposal.peak
+            if old.asked
+            and asked * SMALLER <= old.asked
+            and max(asked, old.asked) < old.proposal.peak
         )
         return min(short, key=lambda old: old.proposal.peak, default=None)
 

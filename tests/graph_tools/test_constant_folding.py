@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensorflow.python.eager import context
 
 from graph_tools import capture
 from graph_tools.grappler.constant_folding import PRODUCTS, folded
+from tests.helpers.optimized import optimized_nodes
 from tests.helpers.sampling import examples
 
 
@@ -58,15 +58,7 @@ def check(function: Any, columns: int) -> None:
     graph = function.get_concrete_function().graph
     ops = capture(list(graph.outputs))
     moved = folded(ops)
-    context.enable_run_metadata()
-    function(tf.ones([4, columns]))
-    metadata = context.export_run_metadata()
-    context.disable_run_metadata()
-    nodes = {
-        node.name: node
-        for function_graphs in metadata.function_graphs
-        for node in function_graphs.post_optimization_graph.node
-    }
+    nodes = {node.name: node for node in optimized_nodes(lambda: function(tf.ones([4, columns])))}
     for i, op in enumerate(ops.ops):
         if op.type not in PRODUCTS or op.name not in nodes:
             continue

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import keras
@@ -13,6 +15,7 @@ import tensorflow as tf
 
 import memsaving_gradients as ms
 from graph_tools.memory.measure import measure_peak
+from tests.helpers.optimized import optimized_nodes
 from tests.helpers.support import arithmetic_rewriting, numbers
 
 DEVICES = ["CPU:0", "CPU:1"]
@@ -207,25 +210,16 @@ def loops(
 def optimized(rows: int = 2048) -> dict[str, int]:
     """Count the Tanh kernels on each device after grappler, plain and with
     ``checkpoints="memory"``."""
-    from tensorflow.python.eager import context
-
     net = Net(mirrored(), rows, layers=4)
     found = {}
     for name in ("plain", "saving"):
         step = net.step()
-        context.enable_run_metadata()
-        if name == "plain":
-            train(net, step, examples(rows))
-        else:
-            with ms.patched(checkpoints="memory"):
-                train(net, step, examples(rows))
-        metadata = context.export_run_metadata()
-        context.disable_run_metadata()
+        saving = ms.patched(checkpoints="memory") if name == "saving" else nullcontext()
+        with saving:
+            nodes = optimized_nodes(partial(train, net, step, examples(rows)))
         for device in DEVICES:
             found[f"{name} {device}"] = sum(
-                node.op == "Tanh" and node.device.endswith(device)
-                for graphs in metadata.function_graphs
-                for node in graphs.post_optimization_graph.node
+                node.op == "Tanh" and node.device.endswith(device) for node in nodes
             )
     return found
 

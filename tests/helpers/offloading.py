@@ -20,6 +20,7 @@ from benchmarks.techniques import cluster
 from benchmarks.techniques.cluster import HOST
 from graph_tools.memory.measure import measure_peak
 from memsaving_gradients.engine.driver.attempts import Attempts
+from tests.helpers.optimized import optimized_nodes
 from tests.helpers.support import arithmetic_rewriting, numbers
 
 
@@ -238,19 +239,9 @@ def placed() -> dict[str, Any]:
 
 def in_the_optimized_graph() -> dict[str, Any]:
     """Count copies by device, and waiting copies, in grappler's output on two logical devices."""
-    from tensorflow.python.eager import context
-
     _two_devices()
     step = chain(8, 512, 64)({"planner": "keep", "offload": "/device:CPU:1"})
-    context.enable_run_metadata()
-    step()
-    metadata = context.export_run_metadata()
-    nodes = [
-        node
-        for graphs in metadata.function_graphs
-        for node in graphs.post_optimization_graph.node
-        if node.op == "Identity"
-    ]
+    nodes = [node for node in optimized_nodes(step) if node.op == "Identity"]
 
     def some(end: str) -> list[Any]:
         return [

@@ -25,6 +25,7 @@ from benchmarks.peers.networks import NETWORKS, PEERS, peers_of
 from graph_tools.memory import measure
 from graph_tools.tf_private.config import function_config
 from tests.helpers.fresh import fresh
+from tests.helpers.optimized import optimized_nodes
 
 #: For networks so small that plain training meets the budget, or that nothing can be saved.
 told_and_no_more = pytest.mark.filterwarnings(
@@ -134,15 +135,10 @@ def test_recomputed_dropout_is_found_out(exact: None) -> None:
 def test_options_of_grappler_hold_inside_only() -> None:
     """Grappler's memory optimizer makes copies, under a name of its own, in a process that is not
     configured for it."""
-    from tensorflow.python.eager import context
 
     def copies() -> int:
-        context.enable_run_metadata()
-        step(x, y)
-        metadata = context.export_run_metadata()
-        context.disable_run_metadata()
-        graphs = [each.post_optimization_graph for each in metadata.function_graphs]
-        return sum(node.name.startswith("Recomputed/") for graph in graphs for node in graph.node)
+        nodes = optimized_nodes(lambda: step(x, y))
+        return sum(node.name.startswith("Recomputed/") for node in nodes)
 
     network, gradients = variants.plain(lambda: small("unet"))
     x, y = map(tf.constant, network.batch)

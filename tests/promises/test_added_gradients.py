@@ -35,7 +35,7 @@ def train(x: tf.Tensor, ws: list[tf.Variable]) -> list[tf.Tensor]:
 
 
 def steps(budget: float) -> dict[str, Any]:
-    """Return the measured peaks of a step, the plans' figures, and the variables after it."""
+    """Return the measured peaks of steps, their budget, and the variables after the first one."""
     ws = [
         tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], [k, 0]) / WIDTH**0.5)
         for k in range(LAYERS)
@@ -49,7 +49,6 @@ def steps(budget: float) -> dict[str, Any]:
     plans = ms.plans(graph)
     return {
         "peaks": measure_peak(step, warmup=2, steps=5).peaks,
-        "simulated": max((plan.allocated for plan in plans), default=0),
         "budget": max((plan.budget or 0 for plan in plans), default=0),
         "after": after,
     }
