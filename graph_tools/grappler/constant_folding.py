@@ -1,8 +1,8 @@
 """Constants that grappler moves through trees of additions or multiplications.
 
 ``c * (x * y)`` becomes ``x * (c * y)`` where the product in parentheses has no other reader
-(``ConstantPushDown`` in TensorFlow's ``constant_folding.cc``, 2.16 to 2.21), so that constants meet
-and are folded. Names decide which factor is x: grappler first sorts the inputs of commutative ops
+(``ConstantPushDown`` in TensorFlow's ``constant_folding.cc``, 2.16 to 2.21). So constants meet and
+are folded. Names decide which factor is x: grappler first sorts the inputs of commutative ops
 (`input_name`, ``canonicalizer.cc``). In functions, where it knows which sizes are equal, it then
 regroups each tree of products, the smallest factors first (``MinimizeBroadcasts`` in
 ``arithmetic_optimizer.cc``): the result is ``(c * x) * y``. Three consequences matter when a graph
@@ -250,6 +250,7 @@ class _Trees:
             for i, op in enumerate(ops.ops)
             if len(ops.inputs[i]) == 2
             and any(op.type in family for family in op_types.FOLDED_TOGETHER)
+            and not graphs.is_protected(op)
         }
         self.changed: set[int] = set()
         self.gone: dict[int, tuple[int, int]] = {}

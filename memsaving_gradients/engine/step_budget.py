@@ -35,7 +35,7 @@ from graph_tools.editing import original_view
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.errors import GraphError
 from graph_tools.graph.capture import OpGraph
-from graph_tools.graph.topology import Edges, ancestors
+from graph_tools.graph.topology import Edges
 from graph_tools.notes import has_notes, notes
 from graph_tools.tf_private import autodiff, graphs, hooks
 from memsaving_gradients.budget import Goal, plain_bytes, safe_bytes, too_small
@@ -44,18 +44,20 @@ from memsaving_gradients.engine import graph_state, replicas, whole_step
 from memsaving_gradients.engine.assigned.budgets import can_be_assigned, plan_assigned
 from memsaving_gradients.engine.call import Call, components, joined
 from memsaving_gradients.engine.driver.attempts import STEP_ROUNDS, no_longer_kept
+from memsaving_gradients.engine.driver.driver import Driver
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.planning.within_limits import budget_of, unknown_to
 from memsaving_gradients.engine.replicas import Shared
-from memsaving_gradients.engine.rewire import Saved, is_observed, save, save_memory, site_of
+from memsaving_gradients.engine.rewire import is_observed, rewire_now, site_of
 from memsaving_gradients.engine.site.simulations import simulate_all, simulate_traced
 from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetError
+from memsaving_gradients.rewriting.added_gradients import add_one_by_one
+from memsaving_gradients.rewriting.new_readers import let_readers_be_first
 from memsaving_gradients.rewriting.ordering import HUGE_SHARE
 from memsaving_gradients.rewriting.turns import Pass, take_turns
 from memsaving_gradients.rewriting.update_order import (
-    add_one_by_one,
     in_branch,
     in_turn,
     one_by_one,
@@ -63,7 +65,7 @@ from memsaving_gradients.rewriting.update_order import (
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.loops.one_at_a_time import ahead, one_at_a_time, within
 
-__all__ = ["is_inner", "leave", "leave_to", "see_whole", "waits_for_its_step"]
+__all__ = ["cover_whole_step", "drop_inner", "is_inner", "let_wait", "waits_for_its_step"]
 
 #: The `Update` of each gradient, by the name of the gradient's op.
 _Updates: TypeAlias = Mapping[str, Update]
@@ -113,7 +115,7 @@ def _end_is_reported(graph: tf.Graph) -> bool:
     )
 
 
-def leave(call: Call) -> list[Any]:
+def let_wait(call: Call) -> list[Any]:
     """Let a call wait; return its gradients for the user as identities, to be re-pointed later."""
     parts = tf.nest.flatten(list(call.grads), expand_composites=True)
     given = [_stand_in(part, call.graph) for part in parts]
@@ -125,7 +127,7 @@ def leave(call: Call) -> list[Any]:
     return list(grads)
 
 
-def leave_to(call: Call) -> None:
+def drop_inner(call: Call) -> None:
     """Remove the waiting calls that ``call`` differentiates: its own plan covers them."""
     if has_notes(call.graph, _Waiting):
         waiting = notes(call.graph, _Waiting)
@@ -159,7 +161,7 @@ def _plan(graph: tf.Graph) -> None:
         return
     if is_observed():
         for left in kept:
-            save_memory(left.call)
+            rewire_now(left.call)
         return
     # TensorFlow's automatic control dependencies order ops on the same variables, such as the
     # forward pass of a call after earlier updates. They exist only now, and gradients do not need
@@ -205,14 +207,14 @@ def _plan_on(
         plan_assigned(graph, sites)
     elif step is None:
         for site in sites:
-            save(site).settle()
+            Driver(site).follow().settle()
     else:
         step.plan(later)
-    _let_readers_be_first(graph, sites[0].call.first_operation, known)
+    let_readers_be_first(graph, sites[0].call.first_operation, known)
     whole_step.check_attention(graph, sites)
 
 
-def see_whole(site: Site) -> None:
+def cover_whole_step(site: Site) -> None:
     """Let plans for a call cover its whole step; its function has been traced to its end."""
     step = None if site.xla else _Step.of([site])
     if step is not None:
@@ -230,32 +232,6 @@ def _together(calls: Sequence[_WaitingCall]) -> list[tuple[Call, list[Any]]]:
         else:
             found[-1] = both, [*found[-1][1], *left.given]
     return found
-
-
-def _let_readers_be_first(graph: tf.Graph, first: tf.Operation, known: int) -> None:
-    """Let ops that were built after the first ``known`` ones, such as replayed loops, read
-    variables before later ops of the step change them.
-
-    TensorFlow's automatic control dependencies, which order the ops of a function while it is
-    traced, do not see these ops. They run among the gradients, of which ``first`` is the first op.
-    So only updates that were built after ``first`` have to wait.
-    """
-    built = graph.get_operations()
-    readers: dict[object, list[tf.Operation]] = {}
-    for op in built[known:]:
-        for tensor in op.inputs:
-            if tensor.dtype == tf.resource:
-                readers.setdefault(tensor.ref(), []).append(op)
-    if not readers:
-        return
-    edges = Edges(())
-    for op in built[graphs.creation_index(first) : known]:
-        found = dict.fromkeys(
-            reader for handle in graphs.written_by(op) for reader in readers.get(handle.ref(), ())
-        )
-        before = [reader for reader in found if op not in ancestors([reader], edges)]
-        if before:
-            graphs.add_control_inputs(op, before)
 
 
 @dataclass(eq=False)
@@ -303,19 +279,19 @@ class _Step:
         # A step that keeps its budget runs as TensorFlow built it.
         updates: list[_Updates] = [{} for _ in self.sites] if ample else self.updates(later)
         if most is None:
-            saved = [save(site) for site in self.sites]
+            drivers = [Driver(site).follow() for site in self.sites]
         elif len(self.sites) == 1 or ample:
             for site, ends in zip(self.sites, updates, strict=True):
                 site.whole = Whole(self.plain, ends, self.source, self.run)
-            saved = [save(site) for site in self.sites]
-            followed = None if ample else saved[0].followed
+            drivers = [Driver(site).follow() for site in self.sites]
+            followed = None if ample else drivers[0].followed
             need = self._need(self.plain) if followed is None else followed.outcome.need
         else:
             self._take_turns()
-            saved, need = self._one_after_the_other(updates, most)
+            drivers, need = self._one_after_the_other(updates, most)
         need = self.need if most is None else self._let_loops_wait(most, need)
-        for one, budget in zip(saved, budgets, strict=True):
-            one.settle(whole_step=need, **({} if budget is None else {"budget": budget}))
+        for driver, budget in zip(drivers, budgets, strict=True):
+            driver.settle(whole_step=need, **({} if budget is None else {"budget": budget}))
 
     def _let_loops_wait(self, budget: int, need: int) -> int:
         """Let loop steps run one at a time where steps that run ahead would break the budget.
@@ -333,8 +309,8 @@ class _Step:
     def _take_turns(self) -> None:
         """Let calls that are independent of one another run one after the other."""
         rewiring = Rewiring()
-        edges = Edges((), self.sites[0].without)
-        passes = [Pass(site.call.ends, [t.op for t in site.given]) for site in self.sites]
+        edges = Edges(without=self.sites[0].without)
+        passes = [Pass(site.call.ys, [t.op for t in site.given]) for site in self.sites]
         for site, gates in zip(self.sites, take_turns(passes, edges, rewiring), strict=True):
             site.gates = gates
         original_view.remember(self.sites[0].graph, rewiring)
@@ -345,18 +321,19 @@ class _Step:
         after the other."""
         first, graph = self.sites[0], self.sites[0].graph
         grads = {tensor.op for site in self.sites for tensor in site.given or site.grads}
+        rewiring, known, changed = Rewiring(), len(graph.get_operations()), False
         if all(site.options.accumulate for site in self.sites):
-            add_one_by_one(graph, grads)
+            changed = add_one_by_one(graph, grads, autodiff.ends_of(graph), rewiring)
+            later = [*later, *graph.get_operations()[known:]]
         updates = whole_step.rest_of(graph, later, grads, first.call.first_operation)
         updates.defer(first.home, chain=False)
-        rewiring = Rewiring()
         updates.split(rewiring)
         # Independent of the budget, as the least budget that an error names has to be.
         huge = int(self.plain.peak * HUGE_SHARE)
         turns = in_turn(updates, huge, rewiring, first.home)
         together = one_by_one(updates, huge, rewiring, first.home)
         original_view.remember(graph, rewiring)
-        if together:
+        if together or changed:
             self.source, self.run = _without_blocks(self.sites)
         ended, alone = updates.ends(), updates.alone()
 
@@ -375,34 +352,35 @@ class _Step:
 
     def _one_after_the_other(
         self, updates: Sequence[_Updates], budget: int
-    ) -> tuple[list[Saved], int]:
+    ) -> tuple[list[Driver], int]:
         """Plan each call by itself, and all of them for fewer bytes while the step breaks the
         budget. If at most one call takes more than the budget, first plan the largest one for the
-        whole step. Return the planned calls, and the bytes that the step needs."""
+        whole step. Return their drivers, and the bytes that the step needs."""
         alone = [self._need(site.original()[1]) for site in self.sites]
         few = sum(need > budget for need in alone) < 2
         large = self.sites[alone.index(max(alone))] if few else None
-        saved, first = self._round(updates, 1.0, large), self.need
+        drivers, first = self._round(updates, 1.0, large), self.need
         share, need, stopped = 1.0, first, ""
         for left in reversed(range(STEP_ROUNDS + few)):
             if need <= budget:
-                return saved, need
-            for one in saved:
-                if one.site.call.mode == "saved" and one.followed is not None:
-                    raise no_longer_kept(one.followed.outcome)
-            stopped = next(filter(None, (one.site.stopped for one in saved)), stopped)
-            _take_back(saved)
+                return drivers, need
+            for driver in drivers:
+                if driver.site.call.mode == "saved" and driver.followed is not None:
+                    raise no_longer_kept(driver.followed.outcome)
+            stopped = next(filter(None, (driver.site.stopped for driver in drivers)), stopped)
+            for driver in reversed(drivers):
+                driver.take_back()
             if not share:
                 break
             # Calls that follow their least cannot save more; the last round finds the least need.
-            is_last = left == 1 or all(one.driver.at_least for one in saved)
+            is_last = left == 1 or all(driver.at_least for driver in drivers)
             share = 0.0 if is_last else share * budget / need
-            saved, need = self._round(updates, share), self.need
+            drivers, need = self._round(updates, share), self.need
         raise self._too_small(budget, min(first, need) if few else need, stopped)
 
     def _round(
         self, updates: Sequence[_Updates], share: float, large: Site | None = None
-    ) -> list[Saved]:
+    ) -> list[Driver]:
         """Plan each call for a share of the budget while it runs alone, later calls in the graph
         that earlier ones left. Plan ``large`` last, so that with it the whole step keeps the
         budget."""
@@ -411,16 +389,16 @@ class _Step:
             site.whole = Whole(self.plain, ends, self.source, self.run, own, others=True)
         # Calls of microbatches are equal: they follow the plan of the first one.
         alike = Shared(self.sites[0].options, "calls of a step")
-        saved = {site: save(site, alike) for site in self.sites if site is not large}
-        last = {} if large is None else {large: save(large)}
-        return [{**saved, **last}[site] for site in self.sites]
+        found = {s: Driver(s, alike).follow() for s in self.sites if s is not large}
+        last = {} if large is None else {large: Driver(large).follow()}
+        return [{**found, **last}[site] for site in self.sites]
 
     def _too_small(self, budget: int, need: int, stopped: str) -> BudgetError:
         site = self.sites[0]
         base = plain_bytes(self.plain, site.gating)
         unknown = next(filter(None, map(unknown_to, self.sites)), None)
         asked = Goal(budget, self._need(self.plain), base, site.options.budget, unknown)
-        return too_small(asked, site.or_plain(need, asked.plain_need), stopped)
+        return too_small(asked, site.capped_by_plain(need, asked.plain_need), stopped)
 
 
 def _without_blocks(sites: Sequence[Site]) -> tuple[OpGraph, Simulation]:
@@ -439,9 +417,3 @@ def _budget_of(site: Site, plain: Simulation) -> int | None:
     """Return the budget of a call in bytes of chunks; of saved plans, the largest budget."""
     saved = [plan.budget for plan in site.options.plan if plan.budget is not None]
     return max(saved) if saved else budget_of(site, plain)
-
-
-def _take_back(saved: Sequence[Saved]) -> None:
-    """Restore a step as TensorFlow built it."""
-    for one in reversed(saved):
-        one.take_back()

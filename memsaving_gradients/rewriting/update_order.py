@@ -29,7 +29,6 @@ import tensorflow as tf
 from graph_tools.editing import original_view
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.graph.precedence import Precedence
-from graph_tools.grappler.merged_sums import is_addition
 from graph_tools.ops import op_types
 from graph_tools.ops.devices import Home
 from graph_tools.ops.in_place import taken_over
@@ -39,7 +38,7 @@ from memsaving_gradients.rewriting.gates import gated
 from memsaving_gradients.rewriting.optimizer_ops import CHANGES, Updates, bytes_of
 from memsaving_gradients.rewriting.ordering import HUGE_SHARE
 
-__all__ = ["add_one_by_one", "in_branch", "in_turn", "one_by_one"]
+__all__ = ["in_branch", "in_turn", "one_by_one"]
 
 _KEPT = op_types.SOURCES | op_types.READS
 
@@ -95,24 +94,6 @@ def in_branch(branch: tf.Graph) -> None:
         _chain(updates, lines, (), _least(lines), rewiring)
         one_by_one(updates, _least(grads), rewiring)
     original_view.remember(branch, rewiring)
-
-
-def add_one_by_one(graph: tf.Graph, grads: Collection[tf.Operation]) -> None:
-    """Let each addition of gradients begin when its own addends are there, such as when a step adds
-    up the gradients of microbatches; ``grads``: the ops that make the gradients.
-
-    Grappler would merge the additions into one, for which all addends wait
-    (:mod:`graph_tools.grappler.merged_sums`). An op made of gradients comes after them.
-    """
-    begins = min(map(graphs.creation_index, grads), default=0)
-    made = set(grads)
-    for op in graph.get_operations()[begins:]:
-        if op in made or made.isdisjoint(tensor.op for tensor in op.inputs):
-            continue
-        made.add(op)
-        readers = [reader for tensor in op.outputs for reader in tensor.consumers()]
-        if len(readers) == 1 and is_addition(op) and is_addition(readers[0]):
-            graphs.protect(op)
 
 
 def _least(makers: Iterable[tf.Operation]) -> int:

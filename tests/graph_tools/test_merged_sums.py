@@ -7,14 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_tools import capture
-from graph_tools.grappler.merged_sums import is_addition, merged_sums
+from graph_tools.grappler.merged_sums import ADDITIONS, merged_sums
 from graph_tools.memory.executor import simulate_execution
 from graph_tools.tf_private import graphs
 from tests.helpers.optimized import optimized_nodes
 from tests.helpers.sampling import examples
 
 SHAPE, FED = [4, 4], 4
-ADDITIONS = ("Add", "AddV2", "AddN")
+#: Ops between two additions that grappler removes.
+NOTHING = {
+    "identity": tf.identity,
+    "stop": tf.stop_gradient,
+    "several": lambda tensor: tf.stop_gradient(tf.identity(tensor)),
+}
 
 
 def sums_of(network: list[tuple[list[int], str]], fed: list[tf.Tensor]) -> tf.Tensor:
@@ -31,6 +36,8 @@ def sums_of(network: list[tuple[list[int], str]], fed: list[tf.Tensor]) -> tf.Te
         if len(values) < 2 or key in seen:
             continue
         seen.add(key)
+        if kind in NOTHING:
+            values[0] = NOTHING[kind](values[0])
         if kind == "tanh":
             made.append(tf.tanh(values[0] * (len(made) + 1.0)))
         elif kind == "add_n":
@@ -60,7 +67,7 @@ def addends(step: tf.types.experimental.ConcreteFunction, fed: list[tf.Tensor]) 
     st.lists(
         st.tuples(
             st.lists(st.integers(0, 30), min_size=2, max_size=3, unique=True),
-            st.sampled_from(["add", "add", "add_n", "tanh", "waits", "protected"]),
+            st.sampled_from(["add", "add", "add_n", "tanh", "waits", "protected", *NOTHING]),
         ),
         max_size=12,
     )
@@ -81,6 +88,35 @@ def test_as_many_addends_meet_as_grappler_lets_meet(network):
     assert addends(traced, fed) == predicted
 
 
+def test_what_is_broadcast_is_added_to_the_others():
+    @tf.function(autograph=False)
+    def step(a, b, c, number, row):
+        return (tf.tanh(a) + number + tf.tanh(b)) + row + tf.tanh(c)
+
+    specs = [tf.TensorSpec(SHAPE)] * 3 + [tf.TensorSpec([]), tf.TensorSpec(SHAPE[1:])]
+    traced = step.get_concrete_function(*specs)
+    ops = capture(traced.outputs)
+    (found,) = (sums for sums in merged_sums(ops, ops.inputs, (), ()).values() if sums)
+    assert len(found) == 5
+    fed = [tf.ones(spec.shape) for spec in specs]
+    # The three large addends, then the sum of the small ones.
+    assert max(addends(traced, fed)) == 3
+
+
+def test_a_reshape_to_the_same_shape_and_a_product_with_one_do_not_keep_sums_apart():
+    @tf.function(autograph=False)
+    def step(a, b, c, d):
+        total = tf.tanh(a)
+        for other in (b, c, d):
+            total = tf.reshape(1.0 * total + tf.tanh(other), SHAPE)
+        return tf.tanh(total)
+
+    traced = step.get_concrete_function(*[tf.TensorSpec(SHAPE)] * 4)
+    ops = capture(traced.outputs)
+    (found,) = (sums for sums in merged_sums(ops, ops.inputs, (), ()).values() if sums)
+    assert addends(traced, [tf.ones(SHAPE)] * 4) == [len(found)] == [4]
+
+
 def test_what_is_read_elsewhere_is_no_part_of_another_sum():
     @tf.function
     def step(a, b, c, d):
@@ -90,7 +126,7 @@ def test_what_is_read_elsewhere_is_no_part_of_another_sum():
     traced = step.get_concrete_function(*[tf.TensorSpec([4])] * 4)
     ops = capture(traced.outputs)
     first = ops.ops[int(ops.producer[ops.value(traced.outputs[1])])]
-    assert is_addition(first) or first.type == "Identity"
+    assert first.type in ADDITIONS or first.type == "Identity"
     sums = sorted(len(found) for found in merged_sums(ops, ops.inputs, (), ()).values())
     assert sums == [0, 3]
 

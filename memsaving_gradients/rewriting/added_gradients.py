@@ -1,0 +1,110 @@
+"""Let a step add up gradients as they come, such as the gradients of microbatches.
+
+``a + b + c + d`` needs two tensors at a time if one addend is made after the other. But grappler
+merges the additions into one ``AddN`` (:mod:`graph_tools.grappler.merged_sums`), and users write
+``tf.add_n`` themselves: then all addends are alive together. So additions of gradients are
+protected from grappler, and ``AddN`` becomes a chain of additions in the order of its kernel
+(:mod:`memsaving_gradients.capture.sums`), which gives the same bits. Linear in the ops of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import tensorflow as tf
+
+from graph_tools.editing.rewiring import Rewiring
+from graph_tools.graph.topology import Edges, ancestors
+from graph_tools.grappler.merged_sums import ADDITIONS
+from graph_tools.tf_private import graphs
+
+__all__ = ["add_one_by_one"]
+
+#: Ops that add all of their inputs at once.
+_AT_ONCE = frozenset("AddN AccumulateNV2".split())
+
+
+def add_one_by_one(
+    graph: tf.Graph,
+    grads: Collection[tf.Operation],
+    ends: Iterable[tf.Tensor | tf.Operation],
+    rewiring: Rewiring,
+) -> bool:
+    """Let each addition of gradients begin when its own addends are there.
+
+    Parameters
+    ----------
+    graph
+        The graph of the step, traced to its end.
+    grads
+        The ops that make the gradients.
+    ends
+        The tensors and ops that the graph runs for; an addition that none of them needs stays.
+    rewiring
+        Records the edits.
+
+    Returns
+    -------
+    bool
+        Whether there are such additions.
+    """
+    first = min(map(graphs.creation_index, grads), default=0)
+    later = graph.get_operations()[first:]
+    live = ancestors([getattr(end, "op", end) for end in ends], Edges())
+    made = set(grads)
+    # An op that is made of gradients comes after them.
+    for op in later:
+        if op in live and not made.isdisjoint(tensor.op for tensor in op.inputs):
+            made.add(op)
+    waited_for = {other for op in later for other in op.control_inputs}
+    found = False
+    # Additions, and ops whose results reach one.
+    added: set[tf.Operation] = set()
+    for op in reversed(later):
+        if op not in made or op in grads:
+            continue
+        readers = {reader for out in op.outputs for reader in out.consumers()}
+        if not _is_sum(op):
+            if not readers.isdisjoint(added):
+                added.add(op)
+            continue
+        several = len(made.intersection(tensor.op for tensor in op.inputs)) > 2
+        free = not op.control_inputs and op not in waited_for
+        if op.type in _AT_ONCE and several and free and readers and _is_in_order(op):
+            _chain(op, rewiring)
+            found = True
+        elif not readers.isdisjoint(added):
+            # Grappler sees through ops between two additions that do nothing.
+            graphs.protect(op)
+            found = True
+        added.add(op)
+    return found
+
+
+def _is_in_order(op: tf.Operation) -> bool:
+    """Return whether the kernel adds from left to right: it begins with the first input whose
+    buffer it can take over."""
+    alone = (k for k, tensor in enumerate(op.inputs) if len(tensor.consumers()) == 1)
+    return next(alone, 0) < 2
+
+
+def _is_sum(op: tf.Operation) -> bool:
+    """Return whether an op adds tensors; numbers take no memory."""
+    if op.type not in ADDITIONS | _AT_ONCE:
+        return False
+    (result,) = op.outputs
+    return bool(result.dtype != tf.variant and result.shape.rank != 0)
+
+
+def _chain(op: tf.Operation, rewiring: Rewiring) -> None:
+    """Build additions of an op's inputs, from left to right, for its readers."""
+    (result,) = op.outputs
+    total, *others = op.inputs
+    with tf.device(op.device):
+        for other in others:
+            total = tf.raw_ops.AddV2(x=total, y=other, name=op.name.rpartition("/")[2])
+            graphs.protect(total.op)
+    for reader in dict.fromkeys(result.consumers()):
+        for index, tensor in enumerate(reader.inputs):
+            if tensor is result:
+                rewiring.point(reader, index, total)
