@@ -20,6 +20,7 @@ from graph_tools.memory.timeline import Timeline
 from memsaving_gradients.errors import ArgumentError, BudgetError
 
 __all__ = [
+    "BATCHES",
     "RESERVE",
     "UNITS",
     "DeviceMemory",
@@ -28,6 +29,7 @@ __all__ = [
     "exact_bytes",
     "format_bytes",
     "format_share",
+    "is_integer",
     "parse_budget",
     "parse_bytes",
     "plain_bytes",
@@ -107,7 +109,7 @@ def _share(value: float, argument: str) -> float:
 
 
 def _bytes(value: Any, argument: str, accepted: str) -> int:
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+    if is_integer(value):
         found = int(value)
     elif isinstance(value, str):
         found = _written(value, argument, accepted)
@@ -138,6 +140,18 @@ def _written(text: str, argument: str, accepted: str) -> int:
     if not math.isfinite(size):
         raise ArgumentError(argument, text, f"is too large; {accepted}")
     return int(size)
+
+
+def is_integer(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+    """Return whether a value is an int, of Python or NumPy but no bool, from ``least`` to ``most``.
+
+    Examples
+    --------
+    >>> is_integer(3, least=1), is_integer(3.0), is_integer(True)
+    (True, False, False)
+    """
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return whole and bool(least <= value <= most)
 
 
 def format_bytes(size: float) -> str:
@@ -226,6 +240,16 @@ class DeviceMemory:
     def left(self) -> int:
         """The bytes that a step may take; zero or less: nothing is left."""
         return _left(self.whole, self._taken)
+
+    def check_room(self, argument: str, advice: str) -> None:
+        """Raise an `ArgumentError`, which names ``argument``, if nothing is left for a step."""
+        if self.left <= 0:
+            raise ArgumentError(
+                argument,
+                self.value,
+                f"{self.taken}: nothing is left for training, which needs a device of more than"
+                f" {self.enough_for(1):,} bytes; {advice}",
+            )
 
     @property
     def _taken(self) -> int:

@@ -9,13 +9,11 @@ own function again, and nothing else has changed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from graph_tools.warn import warn
 from memsaving_gradients import patching
@@ -25,9 +23,15 @@ from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.keras_layers import Checkpoint as Checkpoint
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.replicas import per_replica
-from memsaving_gradients.errors import ArgumentError, EagerExecutionError, NothingSavedWarning
+from memsaving_gradients.errors import ArgumentError, NothingSavedWarning
 from memsaving_gradients.reports.plan import Plan
-from memsaving_gradients.training.keras_models import bytes_of, holds_gradients, is_whole
+from memsaving_gradients.training.keras_models import (
+    bytes_of,
+    check_has_graph,
+    holds_gradients,
+    replaced,
+    unbuilt_layers,
+)
 from memsaving_gradients.training.microbatches.pieces import Cut
 from memsaving_gradients.training.microbatches.train_step import train_step_of
 from memsaving_gradients.training.precision.optimizer import low_precision as low_precision
@@ -195,12 +199,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Raise if the model runs eagerly, without a graph to rewire."""
-        if self.model.run_eagerly or tf.config.functions_run_eagerly():
-            raise EagerExecutionError(
-                "run_eagerly=True: there is no graph to rewire in eager execution; compile the"
-                " model with run_eagerly=False (and leave tf.config.run_functions_eagerly off), or"
-                " train without MemorySavingGradients"
-            )
+        check_has_graph(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Restart the count of steps that the optimizer skips."""
@@ -254,7 +253,7 @@ class MemorySavingGradients(keras.callbacks.Callback):
         train_step = model.train_step if self._cut is None else train_step_of(model, self._cut)
         if self._skipped is not None:
             train_step = self._skipped.counting(train_step)
-        with _trained_by(model, train_step):
+        with replaced(model, "train_step", train_step):
             model.make_train_function(force=True)
         function, model.train_function = model.train_function, plain
 
@@ -262,7 +261,9 @@ class MemorySavingGradients(keras.callbacks.Callback):
             known = len(watch.plans)
             try:
                 with (
-                    _trained_by(model, train_step),
+                    # Keras looks this method up when it makes a training function or, before 3.7,
+                    # when it traces that function.
+                    replaced(model, "train_step", train_step),
                     # Gradients that eager code computes meanwhile (in a tf.py_function, or a thread
                     # that feeds data) stay TensorFlow's.
                     patching.scoped(options, eager_is_error=False) as self._check,
@@ -299,24 +300,6 @@ class MemorySavingGradients(keras.callbacks.Callback):
         return options
 
 
-@contextmanager
-def _trained_by(model: Any, train_step: Callable[[Any], Any]) -> Iterator[None]:
-    """Make ``train_step`` the model's own in a block. Keras looks it up when it makes a training
-    function or, before 3.7, when it traces that function."""
-    if train_step == model.train_step:
-        yield
-        return
-    # An attribute of the model hides the method that its class has.
-    own = vars(model).get("train_step")
-    model.train_step = train_step
-    try:
-        yield
-    finally:
-        del model.train_step
-        if own is not None:
-            model.train_step = own
-
-
 def _build_optimizer(model: Any, *, slots_are_asked: bool) -> None:
     """Create the optimizer's variables now. If tracing creates them, the step is traced and planned
     twice.
@@ -326,7 +309,7 @@ def _build_optimizer(model: Any, *, slots_are_asked: bool) -> None:
     """
     own_step = type(model).train_step is not keras.Model.train_step or "train_step" in vars(model)
     variables = model.trainable_variables
-    unsure = not variables or not is_whole(model) or (own_step and not slots_are_asked)
+    unsure = not variables or unbuilt_layers(model) or (own_step and not slots_are_asked)
     if not unsure and not model.optimizer.built:
         with model.distribute_strategy.scope():
             model.optimizer.build(variables)
@@ -335,7 +318,7 @@ def _build_optimizer(model: Any, *, slots_are_asked: bool) -> None:
 def _with_model(device: DeviceMemory, model: Any, *, buffers: bool) -> DeviceMemory:
     """Return ``device`` with the bytes of the variables of ``model`` and its optimizer and, with
     ``buffers``, of a buffer for gradients."""
-    if not is_whole(model):
+    if unbuilt_layers(model):
         raise ArgumentError(
             "device_memory",
             device.value,
@@ -348,12 +331,7 @@ def _with_model(device: DeviceMemory, model: Any, *, buffers: bool) -> DeviceMem
         slots=bytes_of(model.optimizer.variables),
         buffers=bytes_of(model.trainable_variables) if buffers else 0,
     )
-    if device.left <= 0:
-        raise ArgumentError(
-            "device_memory",
-            device.value,
-            f"{device.taken}: nothing is left for training, which needs a device of more than"
-            f" {device.enough_for(1):,} bytes; use a larger device, a smaller model or an"
-            " optimizer with fewer slots",
-        )
+    device.check_room(
+        "device_memory", "use a larger device, a smaller model or an optimizer with fewer slots"
+    )
     return device

@@ -29,6 +29,7 @@ import keras
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from benchmarks.allocation_trace import allocation_events
 from benchmarks.at_peak import PARTS, kinds_of, parts_at_peak
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
 from benchmarks.measuring import fresh
@@ -37,7 +38,6 @@ from benchmarks.networks.base import entropy
 from benchmarks.networks.dynamic import loss_of_words
 from graph_tools.costs.estimates import op_flops
 from graph_tools.graph.capture import capture
-from graph_tools.memory.allocation_trace import allocation_events
 from graph_tools.memory.measure import measure_peak
 from graph_tools.tf_private import autodiff
 from memsaving_gradients.engine.call import components

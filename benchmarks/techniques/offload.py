@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import tensorflow as tf
 
@@ -31,7 +32,7 @@ from benchmarks.networks import build
 from benchmarks.networks.deep import deep_resnet
 from benchmarks.steps import make_step
 from benchmarks.techniques.cluster import HOST, host
-from graph_tools.costs.estimates import Speeds, op_seconds
+from graph_tools.costs import estimates
 from graph_tools.memory.measure import measure_peak
 from memsaving_gradients.capture.offload import Offload
 from memsaving_gradients.capture.storable import with_storable
@@ -51,7 +52,11 @@ MOST_OF_PLAIN = 0.40
 AGAIN = 2
 #: Speeds of the card: floating point operations and bytes per second, seconds to begin an op; and
 #: of the link to the host and back: bytes per second.
-CARD = (6e12, 288e9, 5e-6)
+CARD: dict[str, Any] = {
+    "FLOPS_PER_SECOND": 6e12,
+    "BYTES_PER_SECOND": 288e9,
+    "START_SECONDS": 5e-6,
+}
 LINK = 12e9
 TIMELINES: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet50": ("application", {"name": "ResNet50", "batch": 32}),
@@ -138,7 +143,8 @@ def captured(model: str, options: dict[str, Any]) -> Any:
 
         step.get_concrete_function(*map(tf.constant, network.batch))
     (step_,) = made
-    seconds = op_seconds(step_.source, 32, Speeds(*CARD))
+    with mock.patch.multiple(estimates, **CARD):
+        seconds = estimates.op_seconds(step_.source, 32)
     step_ = replace(step_, graph=replace(step_.graph, seconds=seconds))
     offload = Offload("/device:CPU:0", bandwidth=LINK)
     return with_storable(step_, offload=offload).graph
@@ -153,14 +159,17 @@ def timeline(model: str, options: dict[str, Any]) -> dict[str, Any]:
         plan = planner_that_stores(keep.plan)(graph, Limits(budget=int(most * share)))
         if plan.peak > most * share:
             break
-        stream = transfers(graph, plan.schedule)
+        stored = plan.schedule.stored
+        moved = [stored[step.op] for step in plan.schedule.steps if step.op in stored]
+        moving = sum(way.moving_seconds for way in moved)
+        stalled = transfers(graph, plan.schedule).stalled
         slower = 1 + plan.extra_seconds / graph.total_seconds
         found["tried"].append(
             {
                 "share": plan.peak / most,
-                "hidden": stream.hidden,
+                "hidden": 1 - min(1.0, stalled / moving) if moving else 1.0,
                 "slower": slower,
-                "moving": stream.moving,
+                "moving": moving,
             }
         )
     return found

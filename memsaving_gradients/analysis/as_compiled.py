@@ -51,7 +51,7 @@ def in_xlas_bytes(
     return replace(
         found,
         allocated_plain=plain.assigned,
-        curve=tuple(_falling(curve)),
+        curve=tuple(_within_compiled(curve)),
         compiled=(plain, least),
     )
 
@@ -95,7 +95,7 @@ def _point(point: Point, assigned: int, plain: Compiled) -> Point:
     return replace(point, budget=assigned, share=share, simulated=point.budget)
 
 
-def _falling(curve: Sequence[Point]) -> list[Point]:
+def _within_compiled(curve: Sequence[Point]) -> list[Point]:
     """Return the compiled points, and the points whose budgets are between theirs."""
     least = curve[-1].budget
     inner = [point for point in curve[1:-1] if least < point.budget < curve[0].budget]

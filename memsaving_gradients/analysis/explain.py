@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graph_tools.graph.capture import OpGraph, capture
-from graph_tools.memory.executor import simulate_execution
+from graph_tools.graph.capture import OpGraph
+from graph_tools.memory.timeline import Timeline
+from graph_tools.memory.whole_function import simulate_function
 from graph_tools.ops.elements import most_chosen
-from graph_tools.tf_private import autodiff, graphs
+from graph_tools.tf_private import graphs
 from memsaving_gradients.analysis.as_compiled import in_xlas_bytes
 from memsaving_gradients.analysis.study import Study, asked
 from memsaving_gradients.engine.feedback.progress import showing
@@ -92,19 +93,18 @@ def explain(fn: Any, *args: Any, **options: Any) -> Explanation:
 
 def _explanation(study: Study) -> Explanation:
     site, graph = study.site, study.graph
-    ops = capture(autodiff.ends_of(site.graph), home=site.home)
-    parts, layers = _at_peak(study, ops)
+    ops, run = simulate_function(site.graph, site.options.batch, site.home)
+    parts, layers = _at_peak(study, ops, run)
     points = [Point(study.plain_budget, study.plain_budget / max(study.plain, 1), 0.0, 0.0, 0)]
     lowest = study.least() if study.plain else None
     if lowest is not None:
         plan, need = lowest.proposal, lowest.need
         found = _between(study, plan.peak)
         points.append(_point(study, found, plan, need))
-        # The share that the executor adds is known of this plan, and assumed for the others.
-        # Budgets below ``need`` would be refused.
-        adds = max(1.0, need / max(study.budget_for(study.need(plan)), 1))
+        adds = study.executor_adds(lowest)
         for _, proposal in found:
             budget = int(study.budget_for(study.need(proposal)) * adds)
+            # Budgets below ``need`` would be refused.
             if budget > need:
                 points.append(_point(study, found, proposal, budget))
         share = 1 / max(study.plain, 1)
@@ -159,23 +159,21 @@ def _falling(points: Sequence[Point]) -> list[Point]:
     return found
 
 
-def _at_peak(study: Study, ops: OpGraph) -> tuple[Parts, list[Layer]]:
+def _at_peak(study: Study, ops: OpGraph, run: Timeline) -> tuple[Parts, list[Layer]]:
     """Return the parts and layers alive at the first moment that comes close to the step's peak."""
     site = study.site
-    held = [ops.value(t) for t in autodiff.outputs_of(site.graph)]
-    simulated = simulate_execution(ops, batch=site.options.batch, held=held)[0]
     first = graphs.creation_index(site.call.first_operation)
     late = [graphs.creation_index(op) >= first for op in ops.ops]
     producer, storage = ops.producer.tolist(), ops.storage.tolist()
     residual = {storage[v] for op, values in enumerate(ops.inputs) if late[op] for v in values}
     results = {storage[ops.value(t)] for t in site.grads if t.op.name in ops.position}
     # Chance decides which of the moments that tie with the peak takes most.
-    at = int(np.argmax(simulated.bytes_alive >= (1 - TIE) * simulated.peak))
-    born, dies, size = simulated.buffers
+    at = int(np.argmax(run.bytes_alive >= (1 - TIE) * run.peak))
+    born, dies, size = run.buffers
     total = {"gradients": 0, "activations": 0, "temporaries": 0}
     layers: defaultdict[str, dict[int, int]] = defaultdict(dict)
     for number in np.flatnonzero((born <= at) & (dies >= at)).tolist():
-        value = simulated.owner[number] if number < len(simulated.owner) else -1
+        value = run.owner[number] if number < len(run.owner) else -1
         kind = "temporaries"
         if value in results:
             kind = "gradients"

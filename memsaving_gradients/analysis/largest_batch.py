@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from graph_tools.memory.measure import (
@@ -26,7 +25,13 @@ from graph_tools.memory.measure import (
 )
 from memsaving_gradients import patching
 from memsaving_gradients.analysis.study import MOST_PROOFS, Study, asked, function_of
-from memsaving_gradients.budget import DeviceMemory, exact_bytes, format_share, parse_bytes
+from memsaving_gradients.budget import (
+    DeviceMemory,
+    exact_bytes,
+    format_share,
+    is_integer,
+    parse_bytes,
+)
 from memsaving_gradients.capture.unknown_sizes import unknown_steps
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError
@@ -134,8 +139,7 @@ def largest_batch(
         raise ArgumentError(
             "budget", budget, "give a budget in bytes or device_memory, and not both"
         )
-    whole = isinstance(start, (int, np.integer)) and not isinstance(start, bool)
-    if not whole or not 1 <= start <= MOST_EXAMPLES:
+    if not is_integer(start, 1, MOST_EXAMPLES):
         raise ArgumentError(
             "start", start, f"give a number of examples from 1 to {MOST_EXAMPLES:,}"
         )

@@ -27,14 +27,14 @@ from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.planning.within_limits import first_share, seek
 from memsaving_gradients.engine.rewire import observing
 from memsaving_gradients.engine.site.site import Site
-from memsaving_gradients.engine.step_budget import see_whole
+from memsaving_gradients.engine.step_budget import cover_whole_step
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Limits, Proposal, budget_curve
 from memsaving_gradients.planners.budget_search import FLOORS, Search
 from memsaving_gradients.planners.chains import chain
 from memsaving_gradients.planners.meter import Found
 
-__all__ = ["Study", "asked", "function_of", "largest", "specs_of", "traced"]
+__all__ = ["MOST_PROOFS", "SOME", "Study", "asked", "function_of", "largest", "specs_of", "traced"]
 
 #: The options of `memsaving_gradients.gradients` that matter to an analysis.
 OPTIONS = (
@@ -98,7 +98,7 @@ class Study:
         # Computations of other replicas do not count.
         self.computations = sum(call.is_here(site.call.first_operation) for site in sites)
         if graphs.is_function(self.site.graph):
-            see_whole(self.site)
+            cover_whole_step(self.site)
         self.step, self.before = self.site.original()
         self.graph = self.step.graph
         self.plain = plain_bytes(self.before, self.site.gating)
@@ -144,13 +144,16 @@ class Study:
             return None
         return Found(outcome.proposal, outcome.need, None)
 
+    def executor_adds(self, least: Found) -> float:
+        """Return the factor by which the executor exceeds the bytes of a plan. It is known of
+        ``least``, and assumed for other plans."""
+        return max(1.0, least.need / max(self.budget_for(self.need(least.proposal)), 1))
+
     def extra_within(self, budget: int, least: Found) -> float:
         """Return the extra time of a plan for ``budget`` bytes: the fastest that is found, or the
         plan ``least``. To be called after `least`."""
         assert self.search is not None
-        plan = least.proposal
-        # The share that the executor adds is known of this plan, and assumed for others.
-        adds = max(1.0, least.need / max(self.budget_for(self.need(plan)), 1))
+        plan, adds = least.proposal, self.executor_adds(least)
         most = plan.peak * budget / max(self.need(plan) * adds, 1)
         asked = [int(most * share) for share in ASKED]
         limits = Limits(keep=self.search.keep, accumulate=self.search.accumulate)

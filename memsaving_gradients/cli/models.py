@@ -18,7 +18,7 @@ import tensorflow as tf
 from memsaving_gradients.cli.target import Target, cause
 from memsaving_gradients.engine.options import USUAL_BATCH
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.training.keras_models import holds_gradients, is_whole
+from memsaving_gradients.training.keras_models import holds_gradients, unbuilt_layers
 
 __all__ = ["ready"]
 
@@ -46,7 +46,7 @@ def ready(model: Any, options: argparse.Namespace) -> Target:
         raise ArgumentError(
             "TARGET", options.target, "is compiled without an optimizer; give --optimizer"
         )
-    if not model.trainable_variables and is_whole(model):
+    if not model.trainable_variables and not unbuilt_layers(model):
         raise ArgumentError(
             "TARGET",
             options.target,

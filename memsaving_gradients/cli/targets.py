@@ -39,14 +39,10 @@ def target_of(options: argparse.Namespace) -> Target:
     # Keras takes seconds to import.
     import keras
 
+    from memsaving_gradients._keras import check_backend
     from memsaving_gradients.cli import models
 
-    if keras.backend.backend() != "tensorflow":
-        raise ArgumentError(
-            "KERAS_BACKEND",
-            keras.backend.backend(),
-            "only the TensorFlow backend has graphs to explain; set KERAS_BACKEND=tensorflow",
-        )
+    check_backend("only the TensorFlow backend has graphs to explain")
     for module in options.imports:
         _imported("--import", module, module)
     found = _found(options.target)
@@ -188,9 +184,9 @@ def _attribute(module: Any, target: str, name: str) -> Any:
     return found
 
 
-def _few(names: Sequence[str], most: int = 12) -> str:
-    shown = ", ".join(names[:most]) or "no names in it"
-    return f"{shown}, …" if len(names) > most else shown
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:12]) or "no names in it"
+    return f"{shown}, …" if len(names) > 12 else shown
 
 
 def _called(target: str, function: Any) -> Any:

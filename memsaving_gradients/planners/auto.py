@@ -6,9 +6,9 @@ simulating a plan takes milliseconds. Prices of memory
 simulates its schedule on the whole graph, and corrects the coarse budget while the peak is above
 the budget or far below it. If the plan stays far above the lower bound, the planner takes smaller
 price steps. Then a local search (:mod:`~memsaving_gradients.planners.retention.local_search`)
-lowers the budget step by step, from a larger one where prices work, and improves the plans so far,
-for a bounded number of simulations. If nothing fits, the result is the plan of least memory. Not
-optimal in general; each plan has a lower bound
+lowers the budget step by step, from a larger one where prices work. It also improves the plans so
+far; the number of simulations is bounded. If nothing fits, the result is the plan of least memory.
+Not optimal in general; each plan has a lower bound
 (:mod:`~memsaving_gradients.planners.bounds.integer`).
 
 Each budget is planned without knowledge of others, so a larger budget may get a slower plan. Cost:
@@ -18,7 +18,6 @@ about a second for 10,000 ops. The plan is the same in every process, unless tim
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from functools import cached_property
 
@@ -34,6 +33,7 @@ from memsaving_gradients.planners.proposal import (
     ROUNDING,
     SLACK,
     SMALLER,
+    Deadline,
     Interrupted,
     Limits,
     Proposal,
@@ -82,7 +82,7 @@ class _Planning:
         self.budget = int(limits.budget or 0)
         self.found: Proposal | None = None
         self.decisions: list[int] = []
-        self.ends = None if limits.seconds is None else time.monotonic() + limits.seconds
+        self.deadline = Deadline.of(limits.seconds)
         self.bound = least_extra_seconds(graph, self.budget, accumulate=limits.accumulate)
         self.solved: tuple[Solved, ...] = ()
         self.ticks, self.off, self.quick, self.told = 0, 0, False, 0.0
@@ -177,13 +177,12 @@ class _Planning:
 
     def _refine_bound(self, *, deep: bool) -> None:
         """Raise the lower bound, as far as `bound_within` can."""
-        left = None if self.ends is None else max(0.0, self.ends - time.monotonic())
         found = bound_within(
             self.graph,
             self.budget,
             accumulate=self.limits.accumulate,
             deep=deep,
-            seconds=left,
+            seconds=self.deadline.left,
         )
         self.bound, self.solved = max(self.bound, found.seconds), found.solved
 
@@ -219,8 +218,8 @@ class _Planning:
 
     def _follow_chain(self) -> None:
         """Note the plan of a chain of stages."""
-        left = None if self.ends is None else max(0.0, self.ends - time.monotonic())
-        trial = chain.plan(self.graph, replace(self.limits, seconds=left, progress=self._tell))
+        limits = replace(self.limits, seconds=self.deadline.left, progress=self._tell)
+        trial = chain.plan(self.graph, limits)
         self._note(trial)
         if not trial.complete:
             raise _Stopped
@@ -274,16 +273,12 @@ class _Planning:
 
     def _note(self, trial: Proposal) -> None:
         """Remember the best plan: the fastest within the budget, else the lowest."""
-        if self.found is None or self._rank(trial) < self._rank(self.found):
+        if self.found is None or trial.rank(self.budget) < self.found.rank(self.budget):
             self.found = trial
-
-    def _rank(self, trial: Proposal) -> tuple[float, float, float]:
-        over = max(0, trial.peak - self.budget)
-        return (over, trial.extra_seconds, trial.peak)
 
     def _tick(self) -> None:
         self.ticks += 1
-        if self.ends is not None and time.monotonic() > self.ends:
+        if self.deadline.is_over:
             raise _Stopped
         if self.ticks % 4 == 1:
             self._tell(min(self.ticks / self.most_runs, 0.99), "pricing")

@@ -5,8 +5,8 @@ A budget limits the bytes in chunks of TensorFlow's allocator. Planners do not k
 count the bytes that ops request. The search therefore asks a planner for a plan within fewer bytes.
 It corrects this limit by the ratio of the budget to the chunks that the last plan needs
 (:mod:`~memsaving_gradients.planners.meter`), and takes the fastest plan that fits
-(`Search.within`). The ratio differs by up to a tenth from plan to plan, and again in the rewritten
-graph, where the executor's own order and the rest of the step add bytes. So the driver asks for
+(`Search.within`). The ratio differs by up to a tenth from plan to plan. It differs again in the
+rewritten graph: the executor's own order and the rest of the step add bytes. So the driver asks for
 other plans then (`Search.at`; :mod:`memsaving_gradients.engine.driver`). The search works with any
 planner; a planner that ignores budgets is simply tried.
 
@@ -20,7 +20,6 @@ large graphs, and `FLOORS` once.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,15 +29,15 @@ from memsaving_gradients.planners import Interrupted, Limits, Planner, Proposal
 from memsaving_gradients.planners.bounds.integer import bound_within
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.planners.meter import Found, Meter
-from memsaving_gradients.planners.proposal import SMALLER, Trials, checked
+from memsaving_gradients.planners.proposal import SMALLER, Deadline, TrialCount, checked
 from memsaving_gradients.planners.short_sums import left_alone
 from memsaving_gradients.schedules.validation import problem_of
 
-__all__ = ["FLOORS", "ROUNDS", "Search"]
+__all__ = ["CLOSE", "FLOORS", "ROUNDS", "Search"]
 
 #: Plans to ask for, to find one that fits and uses the budget well. Which holes chunks fall into is
 #: chance, and small plans take a tenth of a second. Chosen by judgement.
-ROUNDS = Trials(80_000, 2, 8)
+ROUNDS = TrialCount(80_000, 2, 8)
 #: A plan that needs at least this share of the budget uses it well enough. Chosen by judgement.
 CLOSE = 0.96
 #: Bytes to ask for where nothing fits, as multiples of the lowest peak so far. First, a plan within
@@ -91,7 +90,7 @@ class Search:
     early: float = 1.0
 
     def __post_init__(self) -> None:
-        self._began = time.monotonic()
+        self._deadline = Deadline.of(self.seconds)
         self._stopped = ""
         self._by_key: KeyboardInterrupt | None = None
         self._tried: list[Found] = []
@@ -308,11 +307,9 @@ class Search:
 
     def _ask(self, asked: int | None, left: int, quick: bool) -> Found | None:
         """Note and return the plan of the planner; ``None`` if it was interrupted."""
-        remaining = None
-        if self.seconds is not None:
-            remaining = max(0.0, self._began + self.seconds - time.monotonic())
-            if not remaining and self._tried:
-                self._stopped = self._stopped or "out of time"
+        remaining = self._deadline.left
+        if remaining == 0 and self._tried:
+            self._stopped = self._stopped or "out of time"
         limits = Limits(
             keep=self.keep,
             budget=asked,

@@ -26,7 +26,6 @@ O(n); `TRIALS` bounds their number.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -41,21 +40,23 @@ from memsaving_gradients.planners.chains.frontiers import (
 from memsaving_gradients.planners.chains.mirror_counts import checked, scheduled, sectioned
 from memsaving_gradients.planners.proposal import (
     ROUNDING,
+    Deadline,
     Interrupted,
     Limits,
     Proposal,
-    Trials,
-    proposed,
+    TrialCount,
+    checkpoints,
 )
-from memsaving_gradients.schedules.schedule import recompute_lazily
+from memsaving_gradients.schedules.arrays import IntArray
+from memsaving_gradients.schedules.schedule import Schedule, recompute_lazily
 from memsaving_gradients.schedules.simulate import simulate
-from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["Division", "divide", "plan"]
 
 
 #: Plans to simulate. Chosen by judgement.
-TRIALS = Trials(executions=2_000_000, fewest=12, most=120)
+TRIALS = TrialCount(executions=2_000_000, fewest=12, most=120)
 #: Values of b for each kind of cut places, as multiples of √(xy); the paper has 6, from 1/√2 to √2.
 AROUND = (1.0, *np.geomspace(0.5, 2.0, 8))
 #: With a budget, for b from √(xy) to everything: shares of the bytes at which the walk stops. Plans
@@ -123,12 +124,12 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     """
     checked(limits.mirror)
     trials = TRIALS.of(graph)
-    begin = time.perf_counter()
+    deadline = Deadline.of(limits.seconds)
     best: Proposal | None = None
     complete = True
-    for number, reasons in enumerate(_trials(graph, limits, trials)):
-        if best is not None and limits.seconds is not None:
-            complete = time.perf_counter() - begin < limits.seconds
+    for number, (schedule, kept) in enumerate(_trials(graph, limits, trials)):
+        if best is not None and deadline.is_over:
+            complete = False
         try:
             if limits.progress is not None:
                 limits.progress(min(number / trials, 1.0), "segments")
@@ -136,60 +137,44 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
             complete = False
         if best is not None and not complete:
             break
-        trial = _tried(graph, limits, reasons, best)
-        if trial is not None and (best is None or _key(trial, limits) < _key(best, limits)):
+        if _cannot_win(graph, limits, schedule, best):
+            continue
+        trial = Proposal(schedule, kept, simulate(graph, schedule))
+        if best is None or trial.rank(limits.budget) < best.rank(limits.budget):
             best = trial
     assert best is not None, "keeping everything is always tried"
     met = limits.budget is not None and best.peak <= limits.budget
     return replace(best, complete=complete, optimal=met and not best.schedule.clones)
 
 
-def _key(trial: Proposal, limits: Limits) -> tuple[float, ...]:
-    """Return a sort key; smaller is better."""
-    if limits.budget is None:
-        return (trial.peak, trial.extra_seconds)
-    if trial.peak <= limits.budget:
-        return (0, trial.extra_seconds, trial.peak)
-    return (1, trial.peak, trial.extra_seconds)
+def _cannot_win(
+    graph: TrainingGraph, limits: Limits, schedule: Schedule, best: Proposal | None
+) -> bool:
+    """Return whether a schedule cannot be better than the best plan, known without simulation."""
+    if best is None or limits.budget is None or best.peak > limits.budget:
+        return False
+    extra = sum(graph.seconds[[step.op for step in schedule.steps if step.copy]])
+    return bool(extra > best.extra_seconds * (1 + ROUNDING))
 
 
-def _tried(
-    graph: TrainingGraph, limits: Limits, what: _Trial, best: Proposal | None
-) -> Proposal | None:
-    """Return the proposal of a trial; ``None`` if it cannot be better, known without simulation."""
-    chained = limits.sums(graph)
-    if what.counts is None:
-        kept = {**what.reasons, **limits.keep}
-        schedule = recompute_lazily(graph, set(kept), chained)
-    else:
-        schedule = scheduled(graph, {**what.counts, **dict.fromkeys(limits.keep, 0)}, chained)
-    if best is not None and limits.budget is not None and best.peak <= limits.budget:
-        extra = sum(graph.seconds[[step.op for step in schedule.steps if step.copy]])
-        if extra > best.extra_seconds * (1 + ROUNDING):
-            return None
-    if what.counts is None:
-        return Proposal(schedule, kept, simulate(graph, schedule))
-    return proposed(graph, limits, schedule)
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """A plan to try: storages to keep, with reasons, all others being recomputed once; or mirror
-    counts of all storages."""
-
-    reasons: dict[int, str]
-    counts: dict[int, int] | None = None
-
-
-def _trials(graph: TrainingGraph, limits: Limits, most: int) -> Iterator[_Trial]:
-    """Yield plans to try; the choice does not depend on the budget's size."""
-    segments = measure_segments(graph, limits.keep)
+def _trials(
+    graph: TrainingGraph, limits: Limits, most: int
+) -> Iterator[tuple[Schedule, dict[int, str]]]:
+    """Yield schedules to try, with the storages that they keep and the reasons. The choice does not
+    depend on the budget's size."""
+    segments, chained = measure_segments(graph, limits.keep), limits.sums(graph)
     once = dict.fromkeys(np.unique(graph.storage[graph.losable]).tolist(), 1)
 
-    def keeping(reasons: dict[int, str]) -> _Trial:
-        if not limits.mirror:
-            return _Trial(reasons)
-        return _Trial({}, {**once, **dict.fromkeys(reasons, 0), **limits.mirror})
+    def counted(counts: dict[int, int]) -> tuple[Schedule, dict[int, str]]:
+        known = {**counts, **limits.mirror, **dict.fromkeys(limits.keep, 0)}
+        schedule = scheduled(graph, known, chained)
+        return schedule, checkpoints(graph, limits, schedule)
+
+    def keeping(reasons: dict[int, str]) -> tuple[Schedule, dict[int, str]]:
+        if limits.mirror:
+            return counted(once | dict.fromkeys(reasons, 0))
+        kept = {**reasons, **limits.keep}
+        return recompute_lazily(graph, set(kept), chained), kept
 
     yield keeping(dict.fromkeys(graph.residuals, "kept"))
     dear = np.array(expensive_storages(graph), np.int64)
@@ -198,7 +183,7 @@ def _trials(graph: TrainingGraph, limits: Limits, most: int) -> Iterator[_Trial]
         yield keeping(segments.kept_by(list(cuts)) | dict.fromkeys(late, "expensive to recompute"))
     if limits.budget is not None:
         for k in SECTIONS:
-            yield _Trial({}, {**sectioned(graph, limits, k), **limits.mirror})
+            yield counted(sectioned(graph, limits, k))
 
 
 def _choices(segments: Segments, most: int, *, wide: bool) -> Iterator[tuple[tuple[int, ...], int]]:

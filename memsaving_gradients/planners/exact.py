@@ -8,11 +8,10 @@ is the same in every process, unless there is a limit on seconds.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from memsaving_gradients.planners import auto, least_memory
-from memsaving_gradients.planners.proposal import Limits, Proposal, untouched
+from memsaving_gradients.planners.proposal import Deadline, Limits, Proposal, untouched
 from memsaving_gradients.planners.retention import constraint_program
 from memsaving_gradients.planners.retention.coarsen import Coarse, coarsen
 from memsaving_gradients.planners.retention.prove import FEW, prove
@@ -36,15 +35,13 @@ def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
     plain = untouched(graph, limits)
     if plain.optimal:
         return plain
-    began = time.monotonic()
+    most = None if limits.seconds is None else SHARE * limits.seconds
+    deadline = Deadline.of(most)
     coarse: Coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
     if len(coarse.problem.inputs) <= FEW and coarse.is_exact:
         # Any plan is good enough to start from.
         found = least_memory.plan(graph, replace(limits, budget=None))
     else:
-        seconds = None if limits.seconds is None else SHARE**2 * limits.seconds
+        seconds = None if most is None else SHARE * most
         found = auto.plan(graph, replace(limits, seconds=seconds))
-    left = None
-    if limits.seconds is not None:
-        left = max(0.0, began + SHARE * limits.seconds - time.monotonic())
-    return prove(graph, limits, found, effort=EFFORT, seconds=left)
+    return prove(graph, limits, found, effort=EFFORT, seconds=deadline.left)

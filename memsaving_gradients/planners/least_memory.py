@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from memsaving_gradients.planners.chains.frontiers import (
     Segments,
@@ -30,7 +29,8 @@ from memsaving_gradients.planners.chains.frontiers import (
     narrow_cuts,
     narrowest_cuts,
 )
-from memsaving_gradients.planners.proposal import Limits, Proposal, Trial, Trials, tried
+from memsaving_gradients.planners.proposal import Limits, Proposal, Trial, TrialCount, tried
+from memsaving_gradients.schedules.arrays import FloatArray, IntArray
 from memsaving_gradients.schedules.simulate import TIE
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
@@ -44,7 +44,7 @@ MOST_CUTS = 1000
 #: stretch makes a fiftieth, takes 16 units instead of 15 if all stretches may be cut.)
 LONG_STRETCH = 1 / 16
 #: Plans to simulate. Chosen by judgement.
-TRIALS = Trials(executions=400_000, fewest=2, most=24)
+TRIALS = TrialCount(executions=400_000, fewest=2, most=24)
 
 
 def plan(graph: TrainingGraph, limits: Limits = Limits()) -> Proposal:
@@ -162,20 +162,25 @@ def _keep_late(
 class _Tables:
     """Costs of segments between candidate cuts; index 0 is the start, the last index is the end.
 
-    ``keep[i, j]``: bytes that cut j adds to the kept bytes if the cut before it is i. ``peak[i,
-    j]``: bytes that backward needs in the segment from i to j, in addition to bytes kept up to i.
+    Attributes
+    ----------
+    keep
+        At [i, j], the bytes that cut j adds to the kept bytes if the cut before it is i.
+    peak
+        At [i, j], the bytes that backward needs in the segment from i to j, in addition to the
+        bytes kept up to i.
     """
 
-    keep: npt.NDArray[np.float64]
-    peak: npt.NDArray[np.float64]
+    keep: FloatArray
+    peak: FloatArray
 
     @cached_property
-    def by_end(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    def by_end(self) -> tuple[FloatArray, FloatArray]:
         """Both tables transposed, so that entries that end at one cut are adjacent."""
         return self.keep.T.copy(), self.peak.T.copy()
 
 
-def _candidates(segments: Segments) -> npt.NDArray[np.int64]:
+def _candidates(segments: Segments) -> IntArray:
     """Return the positions to cut at: all where the frontier changes and between readers of one
     tensor, or the narrowest ones if there are too many."""
     # A cut behind the last residual means keeping none of the last segment.
@@ -200,23 +205,10 @@ def _candidates(segments: Segments) -> npt.NDArray[np.int64]:
     return narrowest_cuts(cuts, width, stretch)
 
 
-def _tables(segments: Segments, cuts: npt.NDArray[np.int64]) -> _Tables:
+def _tables(segments: Segments, cuts: IntArray) -> _Tables:
     count = len(cuts)
-    # After cut i, cut j adds a part to the kept bytes if i is before its birth, and j between birth
-    # and last use.
-    added = np.zeros((count + 2, count + 2))
-    first = np.searchsorted(cuts, segments.born)  # first cut at or behind the birth
-    end = np.searchsorted(cuts, segments.last)  # first cut at or behind the last use
-    crosses = first < end
-    first, end, size = first[crosses], end[crosses], segments.size[crosses]
-    # rows: index of the previous cut (0 = start, k+1 = cut k) up to `first`; columns: cuts
-    # first..end-1, plus one
-    np.add.at(added, (np.zeros_like(first), first + 1), size)
-    np.add.at(added, (np.zeros_like(first), end + 1), -size)
-    np.add.at(added, (first + 1, first + 1), -size)
-    np.add.at(added, (first + 1, end + 1), size)
-    keep = added.cumsum(axis=0).cumsum(axis=1)
     begins = np.concatenate([[-1], cuts])
+    keep = segments.added_bytes(begins)
     pinned = np.concatenate([[0], segments.pinned_held[cuts], segments.pinned_held[-1:]])
     keep += pinned[None, :] - pinned[:, None]
     held = np.concatenate([[0], segments.held[cuts]])

@@ -14,7 +14,7 @@ from memsaving_gradients.schedules.schedule import plain
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
-__all__ = ["EXECUTOR_ADDS", "MANY_OPS", "Found", "Meter", "is_clearly_less"]
+__all__ = ["EXECUTOR_ADDS", "Found", "Meter", "is_clearly_less"]
 
 #: The share that the executor adds to the bytes of a schedule, because it follows its own order.
 #: The median of 35 plans for eight networks is 1 %, and one plan differs from the next by up to

@@ -7,6 +7,8 @@ chunks of an allocator.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -23,12 +25,14 @@ __all__ = [
     "ROUNDING",
     "SLACK",
     "SMALLER",
+    "Deadline",
     "Interrupted",
     "Limits",
     "Proposal",
     "Trial",
-    "Trials",
+    "TrialCount",
     "checked",
+    "checkpoints",
     "propose",
     "proposed",
     "tried",
@@ -52,7 +56,7 @@ MOST_STEPS = 1_500_000
 SLACK = 0.005
 
 
-class Trials(NamedTuple):
+class TrialCount(NamedTuple):
     """The number of plans that a planner may simulate: as many as fit into so many ``executions``
     of ops, but at least ``fewest`` and at most ``most``."""
 
@@ -67,6 +71,34 @@ class Trials(NamedTuple):
     def of(self, graph: TrainingGraph) -> int:
         """Return how many plans a planner may simulate for a graph."""
         return min(max(self.affordable(graph), self.fewest), self.most)
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """The time, on the monotonic clock, at which planning has to end; infinite: no limit.
+
+    Examples
+    --------
+    >>> Deadline.of(None).left, Deadline.of(-1.0).left, Deadline.of(-1.0).is_over
+    (None, 0.0, True)
+    """
+
+    ends: float
+
+    @classmethod
+    def of(cls, seconds: float | None) -> Deadline:
+        """Return the deadline of work that may take so many seconds from now; ``None``: any."""
+        return cls(math.inf if seconds is None else time.monotonic() + seconds)
+
+    @property
+    def left(self) -> float | None:
+        """The seconds until then, at least 0; ``None``: no limit."""
+        return None if self.ends == math.inf else max(0.0, self.ends - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time has passed."""
+        return time.monotonic() > self.ends
 
 
 class Interrupted(Exception):
@@ -140,6 +172,12 @@ class _Simulated:
     def extra_seconds(self) -> float:
         """Estimated time of clones, of storing and loading, and of waiting for transfers."""
         return self.simulation.extra_seconds
+
+    def rank(self, budget: int | None) -> tuple[float, float, int]:
+        """Return a rank, less being better: the bytes above ``budget`` (``None``: all bytes), the
+        extra time, then the peak."""
+        over = self.peak if budget is None else max(0, self.peak - budget)
+        return over, self.extra_seconds, self.peak
 
 
 @dataclass(frozen=True)
@@ -241,8 +279,13 @@ def propose(graph: TrainingGraph, limits: Limits, reasons: Mapping[int, str]) ->
 
 
 def proposed(graph: TrainingGraph, limits: Limits, schedule: Schedule) -> Proposal:
-    """Return the proposal of a schedule; storages that clones read and that are never recomputed
-    are its checkpoints."""
+    """Return the proposal of a schedule, which keeps its checkpoints."""
+    return Proposal(schedule, checkpoints(graph, limits, schedule), simulate(graph, schedule))
+
+
+def checkpoints(graph: TrainingGraph, limits: Limits, schedule: Schedule) -> dict[int, str]:
+    """Return the storages that a schedule keeps by choice, with reasons: those in ``limits``, and
+    those that clones read and that are never recomputed."""
     producer, storage = graph.producer.tolist(), graph.storage.tolist()
     again = {step.op for step in schedule.steps if step.copy}
     read = {
@@ -254,5 +297,4 @@ def proposed(graph: TrainingGraph, limits: Limits, schedule: Schedule) -> Propos
     }
     kept = dict(limits.keep)
     numbered = sorted(s for s in read if producer[s] not in again and s not in kept)
-    kept |= {s: f"checkpoint {number}" for number, s in enumerate(numbered, 1)}
-    return Proposal(schedule, kept, simulate(graph, schedule))
+    return kept | {s: f"checkpoint {number}" for number, s in enumerate(numbered, 1)}

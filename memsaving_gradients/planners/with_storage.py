@@ -98,7 +98,7 @@ def _patience(
     written, total = [], 0
     readers: dict[int, list[int]] = {}
     for place, step in enumerate(schedule.steps):
-        total += sum(size[v] for v in graph.writes[step.op])
+        total += graph.written[step.op]
         written.append(total)
         for root in {storage[v] for v in graph.reads[step.op]} & roots:
             readers.setdefault(root, []).append(place)

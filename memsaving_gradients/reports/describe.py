@@ -86,7 +86,7 @@ def describe(
         peak_plain=before.peak,
         peak=after.peak,
         # Plain training holds all residuals at the end of the forward pass.
-        activations_plain=int(untouched.size[list(untouched.residuals)].sum()),
+        activations_plain=untouched.residual_bytes,
         activations=_most_residuals(graph, after),
         extra_time=(proposal.extra_seconds + more) / seconds,
         clones=proposal.schedule.clones,
@@ -217,7 +217,7 @@ def why_nothing(step: CapturedStep, mode: str, peak: int, loops: Mapping[str, st
     is not replayed, by name, the reason."""
     graph = step.graph
     residual = [s for s in graph.residuals if graph.size[s]]
-    total = sum(int(graph.size[s]) for s in residual)
+    total = graph.residual_bytes
     if not residual:
         return "the backward pass reads no forward tensor that takes memory"
     fixed = [s for s in residual if not graph.clonable[graph.producer[s]]]

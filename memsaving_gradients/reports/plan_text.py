@@ -12,7 +12,17 @@ from memsaving_gradients.budget import exact_bytes, format_bytes, format_share
 from memsaving_gradients.reports.assumptions import assumed
 from memsaving_gradients.reports.plan_values import PlanValues
 
-__all__ = ["below_here", "brief", "columns", "common_scope", "natural", "shorten", "text"]
+__all__ = [
+    "MOST_LINES",
+    "NAME_WIDTH",
+    "below_here",
+    "brief",
+    "columns",
+    "common_scope",
+    "natural",
+    "shorten",
+    "text",
+]
 
 #: Layout: lines of the table.
 MOST_LINES = 20

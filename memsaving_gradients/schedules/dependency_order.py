@@ -1,7 +1,7 @@
 """An order of nodes, each after the nodes that it needs, found without recursion.
 
 A schedule goes through the wanted ops in order. Before each, it runs the needed ops that have not
-run yet: clones, postponed ops, and in turn the ops that these need. Linear in the needs.
+run yet: clones, deferred ops, and in turn the ops that these need. Linear in the needs.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from memsaving_gradients.schedules.arrays import BoolArray, IntArray
 from memsaving_gradients.schedules.order import deferrable, deferrable_before, requested
 from memsaving_gradients.schedules.storage import Stored
 from memsaving_gradients.schedules.training_graph import TrainingGraph
@@ -24,8 +24,6 @@ __all__ = ["SUMMED_AT_ONCE", "Lives", "Runs", "lifetimes", "runs_lazily", "runs_
 
 #: Fact: addends of one group in TensorFlow's kernel for sums (``aggregate_ops.cc``).
 SUMMED_AT_ONCE = 8
-
-IntArray = npt.NDArray[np.int64]
 
 
 class Runs(NamedTuple):
@@ -134,7 +132,7 @@ def runs_lazily(graph: TrainingGraph, kept: Collection[int]) -> Runs:
 
 
 def _after_needs(
-    wanted: _Wanted, asks: npt.NDArray[np.bool_], makers: list[int], begins: list[int]
+    wanted: _Wanted, asks: BoolArray, makers: list[int], begins: list[int]
 ) -> list[int]:
     """Order ops as `memsaving_gradients.schedules.dependency_order.after_needs` does; an op needs
     the makers of the dropped values that it reads.
@@ -263,8 +261,8 @@ class _Made(NamedTuple):
 def _make(
     graph: TrainingGraph,
     runs: Runs,
-    is_sum: npt.NDArray[np.bool_],
-    is_load: npt.NDArray[np.bool_],
+    is_sum: BoolArray,
+    is_load: BoolArray,
     stored: Mapping[int, Stored],
 ) -> _Made:
     """Give a number to each copy of each value that takes memory; views have none yet."""
@@ -283,7 +281,7 @@ def _make(
 
 
 def _see_through_views(
-    graph: TrainingGraph, runs: Runs, computes: npt.NDArray[np.bool_], made: _Made
+    graph: TrainingGraph, runs: Runs, computes: BoolArray, made: _Made
 ) -> tuple[IntArray, IntArray]:
     """Give each view the buffer of its viewed value. Return where the reads of each execution
     begin, and the copies of values that are read, one execution after the other."""
@@ -303,7 +301,7 @@ def _see_through_views(
 
 
 def _with_stored(
-    lives: Lives, ops: IntArray, is_load: npt.NDArray[np.bool_], stored: Mapping[int, Stored]
+    lives: Lives, ops: IntArray, is_load: BoolArray, stored: Mapping[int, Stored]
 ) -> Lives:
     """Add the buffers that hold stored values between their op and their last load."""
     last_load = dict(zip(ops[is_load].tolist(), np.flatnonzero(is_load).tolist(), strict=True))
@@ -319,7 +317,7 @@ def _with_stored(
     )
 
 
-def _marked(graph: TrainingGraph, ops: Iterable[int]) -> npt.NDArray[np.bool_]:
+def _marked(graph: TrainingGraph, ops: Iterable[int]) -> BoolArray:
     found = np.zeros(graph.length, np.bool_)
     found[list(ops)] = True
     return found
@@ -328,7 +326,7 @@ def _marked(graph: TrainingGraph, ops: Iterable[int]) -> npt.NDArray[np.bool_]:
 def _sum_up(
     graph: TrainingGraph,
     runs: Runs,
-    is_sum: npt.NDArray[np.bool_],
+    is_sum: BoolArray,
     buffer: IntArray,
     born: IntArray,
     dies: IntArray,

@@ -88,7 +88,7 @@ def brought_forward(graph: TrainingGraph) -> dict[int, int]:
 
 def huge_bytes(graph: TrainingGraph) -> float:
     """Return the least bytes with which a single residual may decide the height of the peak."""
-    return HUGE_SHARE * float(sum(graph.size[root] for root in graph.residuals))
+    return HUGE_SHARE * graph.residual_bytes
 
 
 def _run_order(graph: TrainingGraph) -> list[int]:
@@ -127,7 +127,7 @@ def _deferrable_before(graph: TrainingGraph) -> dict[int, tuple[int, ...]]:
 
 def _brought_forward(graph: TrainingGraph) -> dict[int, int]:
     storage, size, producer = graph.storage.tolist(), graph.size.tolist(), graph.producer.tolist()
-    made = [sum(size[v] for v in values) for values in graph.writes]
+    made = graph.written
     border, huge = graph.first_backward, huge_bytes(graph)
     readers: dict[int, set[int]] = {}
     for op in range(border, graph.length):
@@ -153,7 +153,7 @@ def _expanding(graph: TrainingGraph, added: Collection[int]) -> set[int]:
     source, producer = graph.source.tolist(), graph.producer.tolist()
     found: set[int] = set()
     for op in range(graph.first_backward, graph.length):
-        made = sum(size[v] for v in graph.writes[op])
+        made = graph.written[op]
         read = {storage[v] for v in graph.reads[op]}
         needs = sum(size[s] for s in read if not source[s] and producer[s] not in found)
         if needs * EXPANSION <= made and op not in added:

@@ -16,25 +16,25 @@ from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.storage import Stored
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
-__all__ = [
-    "Schedule",
-    "Step",
-    "as_schedule",
-    "ordered",
-    "plain",
-    "recompute_lazily",
-]
+__all__ = ["LAG", "Schedule", "Step", "as_schedule", "ordered", "plain", "recompute_lazily"]
 
 #: The default of `Schedule.lag`. Chosen by judgement.
 LAG = 1 / 32
 
 
 class Step(NamedTuple):
-    """One execution of an op.
+    """One execution of an op. A clone of an op whose value is stored runs nothing: it loads the
+    value.
 
-    ``copy`` is 0 for the original and k for its k-th clone. For each value that the op reads,
-    ``reads`` has the ``copy`` of the execution that made it (empty: all are originals). A clone of
-    an op whose value is stored runs nothing: it loads the value.
+    Attributes
+    ----------
+    op
+        The op.
+    copy
+        0 for the original, k for its k-th clone.
+    reads
+        For each value that the op reads, the ``copy`` of the execution that made it (empty: all are
+        originals).
     """
 
     op: int
@@ -82,7 +82,7 @@ def plain(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:
 
 def ordered(graph: TrainingGraph, chained: Iterable[int] = ()) -> Schedule:
     """Return a schedule that runs every op once, in the order of originals in plans: as in `plain`,
-    except postponable ops when they are due, and ops brought forward."""
+    except deferrable ops when they are due, and ops brought forward."""
     return Schedule(tuple(Step(op) for op in run_order(graph)), frozenset(chained))
 
 
@@ -90,8 +90,8 @@ def recompute_lazily(graph: TrainingGraph, kept: set[int], chained: Iterable[int
     """Keep the storages in ``kept``, and recompute all others that the backward ops read, once and
     as late as possible.
 
-    Storages whose op must not be copied are kept as well, whether named or not. Backward ops that
-    can be postponed also run as late as possible.
+    Storages whose op must not be copied are kept as well, whether named or not. Deferrable
+    backward ops also run as late as possible.
     """
     return as_schedule(graph, runs_lazily(graph, kept), chained)
 

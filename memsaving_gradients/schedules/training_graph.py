@@ -13,15 +13,13 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from memsaving_gradients.schedules.arrays import BoolArray, FloatArray, IntArray
 from memsaving_gradients.schedules.storage import Stored
 
-__all__ = ["IntArray", "TrainingGraph"]
+__all__ = ["TrainingGraph"]
 
 
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 Derived = TypeVar("Derived")
 
 
@@ -86,7 +84,7 @@ class TrainingGraph:
     joins: BoolArray
     forwards: BoolArray
     fuses: BoolArray
-    seconds: npt.NDArray[np.float64]
+    seconds: FloatArray
     expensive: BoolArray
     ends: tuple[int, ...] = ()
     targets: tuple[int, ...] = ()
@@ -172,6 +170,17 @@ class TrainingGraph:
                 if forward[root] and not source[root]:
                     found[root] = None
         return found.keys()
+
+    @cached_property
+    def residual_bytes(self) -> int:
+        """The bytes of all residuals."""
+        return int(self.size[list(self.residuals)].sum())
+
+    @cached_property
+    def written(self) -> list[int]:
+        """For each op, the bytes of the buffers that it writes."""
+        sizes = self.size.tolist()
+        return [sum(sizes[value] for value in values) for values in self.writes]
 
     @cached_property
     def losable(self) -> BoolArray:

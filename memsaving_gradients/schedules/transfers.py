@@ -7,7 +7,7 @@ of its transfers, or all values in flight would be alive together. It may write 
 all of its bytes (`Schedule.lag`) before an earlier value is stored (`waits`). A rewrite builds
 these waits into the graph.
 
-The time by which a transfer outlasts the computations meanwhile is a *stall*; the rest is *hidden*.
+The time by which a transfer outlasts the computations meanwhile is a *stall*.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ class Transfers:
     ----------
     seconds
         Time from the first step to the last one.
-    moving
-        The total time of all transfers.
     stalled
         Time for which computations wait for transfers.
     out_until
@@ -42,20 +40,8 @@ class Transfers:
     """
 
     seconds: float
-    moving: float
     stalled: float
     out_until: Mapping[int, int]
-
-    @property
-    def hidden(self) -> float:
-        """The share of the transfer time during which computations run.
-
-        Examples
-        --------
-        >>> Transfers(10.0, 4.0, 1.0, {}).hidden
-        0.75
-        """
-        return 1.0 - min(1.0, self.stalled / self.moving) if self.moving else 1.0
 
 
 def waits(graph: TrainingGraph, schedule: Schedule) -> dict[int, list[int]]:
@@ -63,8 +49,7 @@ def waits(graph: TrainingGraph, schedule: Schedule) -> dict[int, list[int]]:
     stored = schedule.stored
     if not stored:
         return {}
-    sizes = graph.size.tolist()
-    written = [sum(sizes[v] for v in graph.writes[op]) for op in range(graph.first_backward)]
+    written = graph.written[: graph.first_backward]
     slack = sum(written) * schedule.lag if schedule.lag else -1.0
     total = 0
     waiting: list[tuple[int, int]] = []
@@ -134,7 +119,7 @@ def transfers(graph: TrainingGraph, schedule: Schedule) -> Transfers:
     stored, times = schedule.stored, graph.seconds.tolist()
     holds = waits(graph, schedule)
     producer = graph.producer.tolist()
-    now = out_free = back_free = moving = stalled = 0.0
+    now = out_free = back_free = stalled = 0.0
     out_at: dict[int, float] = {}
     back_at: dict[tuple[int, int], float] = {}
     ends: list[float] = []
@@ -142,7 +127,6 @@ def transfers(graph: TrainingGraph, schedule: Schedule) -> Transfers:
         if copy and op in stored:
             how = stored[op]
             back_free = max(now, back_free) + how.moving_seconds
-            moving += how.moving_seconds
             back_at[op, copy] = back_free
             now += how.load_seconds
             ends.append(now)
@@ -159,7 +143,6 @@ def transfers(graph: TrainingGraph, schedule: Schedule) -> Transfers:
             how = stored[op]
             now += how.store_seconds
             out_free = max(now, out_free) + how.moving_seconds
-            moving += how.moving_seconds
             out_at[op] = out_free
         ends.append(now)
     # The last transfers out may end after the forward pass; steps are in order of time.
@@ -171,4 +154,4 @@ def transfers(graph: TrainingGraph, schedule: Schedule) -> Transfers:
         while at < len(ends) - 1 and ends[at] < when:
             at += 1
         until[op] = at
-    return Transfers(now, moving, stalled, until)
+    return Transfers(now, stalled, until)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from memsaving_gradients._keras import layers_of
+from memsaving_gradients.errors import EagerExecutionError
 
-__all__ = ["bytes_of", "holds_gradients", "is_whole", "normalizes_batches"]
+__all__ = [
+    "bytes_of",
+    "check_has_graph",
+    "holds_gradients",
+    "normalizes_batches",
+    "replaced",
+    "unbuilt_layers",
+]
 
 
 def bytes_of(variables: Iterable[Any]) -> int:
@@ -22,6 +31,15 @@ def bytes_of(variables: Iterable[Any]) -> int:
         for v in found.values()
         if v.dtype != "string"
     )
+
+
+def check_has_graph(model: Any) -> None:
+    """Raise an `EagerExecutionError` if ``model`` trains eagerly, without a graph to rewire."""
+    if model.run_eagerly or tf.config.functions_run_eagerly():
+        raise EagerExecutionError(
+            "run_eagerly=True: there is no graph to rewire in eager execution; compile the model"
+            " with run_eagerly=False (and leave tf.config.run_functions_eagerly off)"
+        )
 
 
 def holds_gradients(optimizer: Any) -> bool:
@@ -37,15 +55,32 @@ def holds_gradients(optimizer: Any) -> bool:
     return False
 
 
-def is_whole(model: Any) -> bool:
-    """Return whether ``model`` and all of its layers have their variables; Keras says of some
-    models that they are built when their layers are not."""
-    return all(layer.built for layer in layers_of(model))
-
-
 def normalizes_batches(model: Any) -> bool:
     """Return whether ``model`` normalizes by statistics of the batch when it trains."""
     return any(
         isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
         for layer in layers_of(model)
     )
+
+
+@contextmanager
+def replaced(model: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Make ``function`` the method ``name`` of ``model`` in a block."""
+    if function == getattr(model, name):
+        yield
+        return
+    # An attribute of the model hides the method that its class has.
+    own = vars(model).get(name)
+    setattr(model, name, function)
+    try:
+        yield
+    finally:
+        delattr(model, name)
+        if own is not None:
+            setattr(model, name, own)
+
+
+def unbuilt_layers(model: Any) -> list[Any]:
+    """Return the layers of ``model``, itself included, that have no variables yet. Keras says of
+    some models that they are built when their layers are not."""
+    return [layer for layer in layers_of(model) if not layer.built]

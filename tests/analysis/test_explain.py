@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
-from graph_tools.memory.allocation_trace import allocation_events, requested_peak
+from benchmarks.allocation_trace import allocation_events, requested_peak
 from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import ArgumentError, BudgetError
 from tests.helpers.fresh import fresh

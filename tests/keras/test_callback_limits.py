@@ -54,13 +54,13 @@ def _seen(model: keras.Model, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> 
     from memsaving_gradients.engine.call import Call
 
     seen = []
-    engine = differentiate.save_memory
+    engine = differentiate.rewire_now
 
     def spy(call: Call) -> Any:
         seen.append(call.options)
         return engine(call)
 
-    monkeypatch.setattr(differentiate, "save_memory", spy)
+    monkeypatch.setattr(differentiate, "rewire_now", spy)
     fit(model, MemorySavingGradients(**asked))
     return seen[-1]
 

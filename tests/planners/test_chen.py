@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners import Interrupted, Limits, chen
 from memsaving_gradients.planners.chains import mirror_counts
+from memsaving_gradients.planners.proposal import Proposal, proposed
 from memsaving_gradients.schedules.schedule import Schedule, Step, ordered, plain, recompute_lazily
 from memsaving_gradients.schedules.simulate import simulate
 from memsaving_gradients.schedules.training_graph import TrainingGraph
@@ -83,6 +84,16 @@ def numbered_by_level(graph: TrainingGraph, counts: dict[int, int]) -> list[tupl
     return [(s.op, s.copy, s.reads or (0,) * len(graph.reads[s.op])) for s in steps]
 
 
+def mirrored(graph: TrainingGraph, counts: dict[int, int]) -> Schedule:
+    return mirror_counts.scheduled(graph, counts, Limits().sums(graph))
+
+
+def recursive(graph: TrainingGraph, k: int = 1) -> Proposal:
+    """Return the plan of least memory by recursion: cuts within cuts, ``k`` at a time."""
+    counts = mirror_counts.sectioned(graph, Limits(), k)
+    return proposed(graph, Limits(), mirrored(graph, counts))
+
+
 # --- Chains
 
 
@@ -128,7 +139,7 @@ def test_two_tensors_a_cut():
 @pytest.mark.parametrize("n", [4, 16, 64, 256, 1024])
 def test_recursion_takes_the_logarithm_of_a_unit_chain(n):
     graph = chain([1] * n)
-    proposal = mirror_counts.recursive(graph)
+    proposal = recursive(graph)
     valid(graph, proposal.schedule)
     assert proposal.peak <= math.log2(n) + 4
     assert proposal.schedule.clones <= n / 2 * math.log2(n)
@@ -137,7 +148,7 @@ def test_recursion_takes_the_logarithm_of_a_unit_chain(n):
 @pytest.mark.parametrize("k", [2, 3, 7])
 def test_recursion_with_several_cuts_at_a_time(k):
     graph = chain([1] * 500)
-    proposal = mirror_counts.recursive(graph, k=k)
+    proposal = recursive(graph, k=k)
     valid(graph, proposal.schedule)
     levels = math.log(500, k + 1)
     assert proposal.peak <= k * levels + 4
@@ -175,7 +186,7 @@ def test_counts_of_chains_mean_what_algorithm_2_says(levels, residual):
     assert [n for n in numbered_by_level(graph, counts) if n[0] != seed] == [
         n for n in algorithm_2(graph, counts) if n[0] != seed
     ]
-    valid(graph, mirror_counts.mirrored(graph, Limits(), counts).schedule)
+    valid(graph, mirrored(graph, counts))
 
 
 @given(st.data())
@@ -184,14 +195,12 @@ def test_counts_of_networks_mean_what_algorithm_2_says(data):
     graph = data.draw(networks())
     counts = {v: data.draw(st.integers(0, 3)) for v in range(1, graph.first_backward)}
     assert sorted(numbered_by_level(graph, counts)) == sorted(algorithm_2(graph, counts))
-    valid(graph, mirror_counts.mirrored(graph, Limits(), counts).schedule)
+    valid(graph, mirrored(graph, counts))
 
 
 def runs_again(n: int, counts: dict[int, int]) -> list[int]:
     graph = chain([1] * n)
-    clones = Counter(
-        s.op for s in mirror_counts.mirrored(graph, Limits(), counts).schedule.steps if s.copy
-    )
+    clones = Counter(s.op for s in mirrored(graph, counts).steps if s.copy)
     return [clones[op] for op in range(1, n + 1)]
 
 
@@ -209,7 +218,7 @@ def test_a_count_of_three_recomputes_three_times():
 def test_no_counts_are_plain_training_and_ones_are_lazy_recomputation():
     for make in GRAPHS.values():
         graph = make()
-        assert mirror_counts.mirrored(graph, Limits(), {}).schedule == plain(graph)
+        assert mirrored(graph, {}) == plain(graph)
         roots = set(graph.storage[graph.losable].tolist())
         kept = {s for s in roots if s % 3 == 0}
         ones = mirror_counts.scheduled(graph, dict.fromkeys(roots - kept, 1), frozenset())
@@ -220,7 +229,7 @@ def test_no_counts_are_plain_training_and_ones_are_lazy_recomputation():
 @pytest.mark.parametrize("count", [-1, 1.5, True, 1000])
 def test_counts_that_are_none(count):
     with pytest.raises(ArgumentError, match="how many times it may be recomputed"):
-        mirror_counts.mirrored(chain([1] * 3), Limits(), {1: count})
+        mirror_counts.checked({1: count})
     with pytest.raises(ArgumentError, match="mirror="):
         chen.plan(chain([1] * 3), Limits(mirror={1: count}))
 
@@ -286,7 +295,7 @@ def test_hand_made_graphs(name):
         valid(graph, proposal.schedule)
         assert proposal.peak <= most
         assert proposal.schedule == chen.plan(GRAPHS[name](), limits).schedule
-    valid(graph, mirror_counts.recursive(graph).schedule)
+    valid(graph, recursive(graph).schedule)
 
 
 def test_what_is_asked_for_stays():
@@ -327,7 +336,7 @@ def test_an_interrupted_search_returns_the_best_so_far():
 
 def test_steps_of_algorithm_2_by_hand():
     graph = chain([1, 1, 1])
-    steps = mirror_counts.mirrored(graph, Limits(), {1: 2, 2: 1}).schedule.steps
+    steps = mirrored(graph, {1: 2, 2: 1}).steps
     assert steps[4:] == (
         Step(1, 1, (0,)),
         Step(2, 1, (1,)),

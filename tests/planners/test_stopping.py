@@ -192,7 +192,7 @@ def test_error_in_a_hook_leaves_the_graph() -> None:
 def test_out_of_time_uses_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
     monkeypatch.setattr(
-        "memsaving_gradients.planners.budget_search.time.monotonic", lambda: float(next(clock))
+        "memsaving_gradients.planners.proposal.time.monotonic", lambda: float(next(clock))
     )
     with pytest.warns(errors.PlanningStoppedWarning, match="out of time"):
         plan = planned(HOLEY, budget=0.7, planning_seconds=1.5)

@@ -174,7 +174,7 @@ def test_forward_reductions_written_behind_the_network_stand_behind_what_they_re
     # value.
     assert early.isdisjoint({used_later.op, h.op, first.op, branch.op, branch.op.inputs[0].op})
     with graph.as_default():
-        again = capture([penalty + tf.reduce_sum(h)], late=0, beside=early)
+        again = capture([penalty + tf.reduce_sum(h)], late=0, early=early)
     order = [op for op in again.ops if op.type in ("Tanh", "Square")]
     assert order.index(square.op) == 1
 
@@ -190,7 +190,7 @@ def test_what_stands_beside_puts_the_end_of_a_network_no_farther_away():
         for _ in range(20):
             packed.append(tf.sign(packed[-1]))
     beside = [tensor.op for tensor in packed[1:]]
-    ops = capture([loss, packed[-1]], late=0, beside=beside)
+    ops = capture([loss, packed[-1]], late=0, early=beside)
     sizes = ops.value_bytes(1)
     assert ops.position[loss.op.name] > ops.position[beside[-1].name]
     assert loss.op in {ops.ops[i] for i in early_reductions(ops, len(ops.ops), sizes)}

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from memsaving_gradients._keras import layers_of
 from memsaving_gradients.analysis.fitting.variants import MAY
-from memsaving_gradients.errors import ArgumentError, EagerExecutionError
+from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.training.keras_models import check_has_graph, unbuilt_layers
 
 __all__ = ["checked_batch", "checked_may", "checked_model"]
 
@@ -35,17 +35,14 @@ def checked_model(model: Any) -> None:
             model,
             "is not a compiled and built Keras model; call compile, and call the model on a batch",
         )
-    unbuilt = [layer.name for layer in layers_of(model) if not layer.built]
-    if unbuilt:
+    if unbuilt := unbuilt_layers(model):
         # An optimizer built now would not know the variables of these layers.
         raise ArgumentError(
-            "model", model.name, f"layer {unbuilt[0]!r} is not built; call the model on a batch"
+            "model",
+            model.name,
+            f"layer {unbuilt[0].name!r} is not built; call the model on a batch",
         )
-    if model.run_eagerly or tf.config.functions_run_eagerly():
-        raise EagerExecutionError(
-            "run_eagerly=True: there is no graph to rewire in eager execution; compile the model"
-            " with run_eagerly=False (and leave tf.config.run_functions_eagerly off)"
-        )
+    check_has_graph(model)
 
 
 def checked_batch(batch: Sequence[Any]) -> tuple[list[Any], int]:

@@ -22,9 +22,8 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools.errors import GraphError
-from graph_tools.graph.capture import OpGraph, capture
-from graph_tools.memory.executor import simulate_execution
-from graph_tools.tf_private import autodiff
+from graph_tools.graph.capture import OpGraph
+from graph_tools.memory.whole_function import simulate_function
 from memsaving_gradients import patching
 from memsaving_gradients.budget import safe_bytes
 from memsaving_gradients.engine import graph_state
@@ -104,9 +103,7 @@ def _whole(graph: tf.Graph, batch: int) -> int:
     """Return the bytes that a whole traced step may need, without those inside loops; 0 if its
     graph cannot be captured."""
     try:
-        ops = capture(autodiff.ends_of(graph))
-        held = [ops.value(tensor) for tensor in autodiff.outputs_of(graph)]
-        return safe_bytes(simulate_execution(ops, batch=batch, held=held)[0], "control")
+        return safe_bytes(simulate_function(graph, batch)[1], "control")
     except GraphError:
         return 0
 

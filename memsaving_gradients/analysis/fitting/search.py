@@ -27,9 +27,10 @@ from memsaving_gradients.analysis.study import MOST_PROOFS
 from memsaving_gradients.budget import BATCHES, DeviceMemory, exact_bytes, parse_bytes
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError, BudgetError
+from memsaving_gradients.training.keras_models import bytes_of
 from memsaving_gradients.training.microbatches.pieces import Cut
 
-__all__ = ["MAY", "fit_to"]
+__all__ = ["fit_to"]
 
 PLAIN = "plain"
 
@@ -102,8 +103,6 @@ def fit_to(
 
 
 def _device(model: Any, specs: Sequence[Any], memory: int | str) -> DeviceMemory:
-    from memsaving_gradients.training.keras_models import bytes_of
-
     if not model.optimizer.built:
         try:
             model.optimizer.build(model.trainable_variables)
@@ -121,14 +120,11 @@ def _device(model: Any, specs: Sequence[Any], memory: int | str) -> DeviceMemory
         bytes_of(model.optimizer.variables),
         inputs=BATCHES * bytes_of_specs(specs),
     )
-    if device.left <= 0:
-        raise ArgumentError(
-            "memory",
-            memory,
-            f"{device.taken}: nothing is left for training, which needs a device of more than"
-            f" {device.enough_for(1):,} bytes; use a smaller batch, an optimizer with fewer slots,"
-            " weights of 16 bits (low_precision) or sparse ones",
-        )
+    device.check_room(
+        "memory",
+        "use a smaller batch, an optimizer with fewer slots, weights of 16 bits (low_precision) or"
+        " sparse ones",
+    )
     return device
 
 
@@ -195,8 +191,6 @@ class _Search:
         return False
 
     def _rehearsal(self, one: _Way, budget: int) -> Rehearsal:
-        from memsaving_gradients.training.keras_models import bytes_of
-
         variant, cut, buffers = one.variant, None, 0
         if one.count > 1:
             cut = Cut(-(-self.examples // one.count), batch_norm=_batch_norm(variant))
@@ -279,8 +273,6 @@ class _Search:
         self, variant: Variant, count: int, device: DeviceMemory | None = None
     ) -> DeviceMemory:
         """Return the device, with the buffer in which microbatches add up gradients."""
-        from memsaving_gradients.training.keras_models import bytes_of
-
         buffers = bytes_of(variant.model.trainable_variables) if count > 1 else 0
         return replace(device or self.device, buffers=buffers)
 

@@ -1,4 +1,4 @@
-"""Traces of steps that tell the bytes they need: plain, or with the least memory, in any number of
+"""Traces of steps that show the bytes they need: plain, or with the least memory, in any number of
 microbatches."""
 
 from __future__ import annotations

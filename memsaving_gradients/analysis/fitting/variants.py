@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from memsaving_gradients.analysis.fitting.precision import POLICY, in_lower_precision
 from memsaving_gradients.analysis.study import SOME
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.errors import ArgumentError
+from memsaving_gradients.training.keras_models import holds_gradients, normalizes_batches
 
 __all__ = ["MAY", "Variant", "variants_of"]
 
@@ -63,10 +65,6 @@ def variants_of(
 
     ``skip``: whether to leave out variants whose model cannot be copied, instead of raising.
     """
-    # Keras takes seconds to import.
-    from memsaving_gradients.analysis.fitting.precision import POLICY, in_lower_precision
-    from memsaving_gradients.training.keras_models import holds_gradients, normalizes_batches
-
     normalized, held = normalizes_batches(model), holds_gradients(model.optimizer)
     lower: list[Any] = []
     for changes in _subsets(may):

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graph_tools.memory.timeline import MANY_OPS
 from memsaving_gradients.planners.bounds.moment_program import Program, Solved
 from memsaving_gradients.planners.bounds.relaxation import Crowd
 from memsaving_gradients.planners.chains.frontiers import TINY
-from memsaving_gradients.planners.meter import MANY_OPS
 from memsaving_gradients.schedules.simulate import TIE
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 

@@ -19,13 +19,13 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_tools.ops.in_place import taken_over
+from memsaving_gradients.schedules.arrays import BoolArray, FloatArray, IntArray
 from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import simulate
-from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["Crowd", "least_extra_seconds"]
 
@@ -125,7 +125,7 @@ class Crowd:
         ranked = self.places[np.argsort(-self.alive[self.places], kind="stable")]
         return [int(p) for p in ranked[:: max(1, len(ranked) // MOST_MOMENTS)]]
 
-    def touched(self, place: int) -> npt.NDArray[np.bool_]:
+    def touched(self, place: int) -> BoolArray:
         """Return, for each storage, whether the op at a place reads it."""
         read = np.array(self.graph.reads[run_order(self.graph)[place]], np.int64)
         return np.isin(self.storages, self.graph.storage[read])
@@ -151,7 +151,7 @@ class _Lives:
         self.summed = np.isin(self.storages, sorted(added))
 
 
-def _seconds_again(graph: TrainingGraph, storages: IntArray) -> npt.NDArray[np.float64]:
+def _seconds_again(graph: TrainingGraph, storages: IntArray) -> FloatArray:
     """Return, for each storage, the least time that recomputing it adds to recomputing others:
     results of one op share its time."""
     storage, size, producer = graph.storage.tolist(), graph.size.tolist(), graph.producer.tolist()

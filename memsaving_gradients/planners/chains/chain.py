@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,10 +29,11 @@ from memsaving_gradients.planners.chains.rotor import Action, Table
 from memsaving_gradients.planners.chains.stages import Stages, cut_stages
 from memsaving_gradients.planners.proposal import (
     SMALLER,
+    Deadline,
     Interrupted,
     Limits,
     Proposal,
-    Trials,
+    TrialCount,
     proposed,
 )
 from memsaving_gradients.schedules.builder import Recorder
@@ -50,7 +50,7 @@ FINE = 0.25
 MOST_SLOTS, ADDITIONS = 2000, 8e8
 #: Plans to simulate: budgets of neighboring candidates differ by `SMALLER`, or more. Chosen by
 #: judgement.
-TRIALS = Trials(executions=500_000, fewest=8, most=64)
+TRIALS = TrialCount(executions=500_000, fewest=8, most=64)
 #: If fewer plans than this can be simulated, only plans near the budget are. Chosen by
 #: judgement.
 MANY_TRIALS = 24
@@ -209,8 +209,8 @@ class _Curve:
         return record(self.graph, self.stages, actions, self.chained)
 
     def between(self, low: float, high: float) -> list[float]:
-        """Return budgets between two, evenly chosen from all that make a difference; from small to
-        large."""
+        """Return budgets between two, evenly spaced among budgets with different plans; from small
+        to large."""
         inside = [b for b in self.tables.budgets() if low < b < high][::-1]
         return _thinned(inside, self.trials // 2)
 
@@ -299,9 +299,7 @@ class _Search:
 
     def __init__(self, graph: TrainingGraph, limits: Limits) -> None:
         self.graph, self.limits = graph, limits
-        self.deadline = (
-            float("inf") if limits.seconds is None else time.monotonic() + limits.seconds
-        )
+        self.deadline = Deadline.of(limits.seconds)
         self.trials: list[_Trial] = []
         self._try(float("inf"), ordered(graph, limits.sums(graph)))
 
@@ -383,5 +381,5 @@ class _Search:
     def _report(self, share: float, what: str) -> None:
         if self.limits.progress is not None:
             self.limits.progress(share, what)
-        if time.monotonic() > self.deadline:
+        if self.deadline.is_over:
             raise Interrupted

@@ -24,14 +24,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_tools.graph.separators import frontier, frontier_bytes
+from memsaving_gradients.schedules.arrays import BoolArray, FloatArray, IntArray
 from memsaving_gradients.schedules.schedule import recompute_lazily
 from memsaving_gradients.schedules.simulate import TIE, simulate
-from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = [
+    "TINY",
     "Segments",
     "expensive_storages",
     "measure_segments",
@@ -91,7 +92,7 @@ class Segments:
     held: IntArray
     pinned_held: IntArray
     working: IntArray
-    cuttable: npt.NDArray[np.bool_]
+    cuttable: BoolArray
 
     @property
     def length(self) -> int:
@@ -105,6 +106,21 @@ class Segments:
     def frontier_bytes(self) -> IntArray:
         """Return the bytes of the frontier behind every position."""
         return frontier_bytes(self.born, self.last, self.size, self.length)
+
+    def added_bytes(self, positions: IntArray) -> FloatArray:
+        """Return, at [i, j] with i < j, the bytes that a cut behind the position j of ``positions``
+        keeps and one behind the position i does not."""
+        first, end = np.searchsorted(positions, self.born), np.searchsorted(positions, self.last)
+        crosses = first < end
+        first, end, size = first[crosses], end[crosses], self.size[crosses]
+        # A part adds to the cuts from ``first`` to before ``end``, for each i before ``first``.
+        # The sums of these differences are the bytes.
+        delta = np.zeros((len(positions) + 1, len(positions) + 1))
+        np.add.at(delta, (np.zeros_like(first), first), size)
+        np.add.at(delta, (np.zeros_like(first), end), -size)
+        np.add.at(delta, (first, first), -size)
+        np.add.at(delta, (first, end), size)
+        return delta.cumsum(axis=0).cumsum(axis=1)
 
     def kept_by(self, cuts: list[int]) -> dict[int, str]:
         """Return the storages kept by ``cuts``, with reasons; residuals behind the last cut are
@@ -234,19 +250,19 @@ def _walk(graph: TrainingGraph, kept: Collection[int], needed: Collection[int]) 
 def small_storages(graph: TrainingGraph, keep: Collection[int] = ()) -> set[int]:
     """Return the storages that are so small together that plans always keep them."""
     residual = graph.residuals
-    small = _small(residual, graph.size.tolist())
+    small = _small(graph)
     return small | _tiny(graph, residual, _needed(graph, residual, small | set(keep)))
 
 
-def _small(residual: Collection[int], size: list[int]) -> set[int]:
+def _small(graph: TrainingGraph) -> set[int]:
     """Return the smallest residuals, up to their share of all residual bytes."""
-    total = sum(size[s] for s in residual)
+    residual, size = graph.residuals, graph.size.tolist()
     tiny = TINY * max((size[s] for s in residual), default=0)
     small = set()
     held = 0
     for s in sorted(residual, key=lambda s: (size[s], s)):
         held += size[s]
-        if held > total * (TIE if size[s] <= tiny else TINY):
+        if held > graph.residual_bytes * (TIE if size[s] <= tiny else TINY):
             break
         small.add(s)
     return small
@@ -255,7 +271,6 @@ def _small(residual: Collection[int], size: list[int]) -> set[int]:
 def _tiny(graph: TrainingGraph, residual: Collection[int], needed: set[int]) -> set[int]:
     """Return tiny values that only recomputations read: recomputing one costs an op and a gate, and
     saves next to nothing."""
-    total = sum(int(graph.size[s]) for s in residual)
     limit = TINY * max((int(graph.size[s]) for s in residual), default=0)
     tiny = [
         s
@@ -265,7 +280,8 @@ def _tiny(graph: TrainingGraph, residual: Collection[int], needed: set[int]) -> 
         and graph.clonable[graph.producer[s]]
         and not graph.fuses[graph.producer[s]]
     ]
-    return set(tiny) if sum(int(graph.size[s]) for s in tiny) <= total * TINY else set()
+    fits = graph.size[tiny].sum() <= graph.residual_bytes * TINY
+    return set(tiny) if fits else set()
 
 
 def _needed(graph: TrainingGraph, residual: Collection[int], kept: set[int]) -> set[int]:
@@ -328,7 +344,7 @@ def _sum_by_position(
     return np.cumsum(added)
 
 
-def _cuttable(graph: TrainingGraph, needed: Collection[int]) -> npt.NDArray[np.bool_]:
+def _cuttable(graph: TrainingGraph, needed: Collection[int]) -> BoolArray:
     delta = np.zeros(graph.first_backward + 1, np.int64)
     for value, reader in graph.merged.items():
         if graph.storage[value] not in needed:
@@ -347,7 +363,6 @@ def _working(graph: TrainingGraph) -> IntArray:
     residual = graph.residuals
     schedule = recompute_lazily(graph, set(residual), graph.sums)
     alive = simulate(graph, schedule).bytes_alive
-    total = sum(int(graph.size[s]) for s in residual)
     working = np.zeros(border, np.int64)
     at = border - 1
     storage, producer = graph.storage.tolist(), graph.producer.tolist()
@@ -359,7 +374,7 @@ def _working(graph: TrainingGraph) -> IntArray:
     freed = np.zeros(graph.length + 1, np.int64)
     for root, now in last.items():
         freed[now + 1] += graph.size[root]
-    beside = alive - (total - np.cumsum(freed[: graph.length]))
+    beside = alive - (graph.residual_bytes - np.cumsum(freed[: graph.length]))
     for now, step in enumerate(schedule.steps[border:], border):
         made = [producer[storage[v]] for v in graph.reads[step.op] if storage[v] in residual]
         at = max(made, default=at)

@@ -30,58 +30,27 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from memsaving_gradients.budget import is_integer
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.planners.chains.frontiers import TINY, measure_segments
-from memsaving_gradients.planners.proposal import Limits, Proposal, proposed
+from memsaving_gradients.planners.proposal import Limits
 from memsaving_gradients.schedules.builder import without_idle
 from memsaving_gradients.schedules.dependency_order import after_needs
 from memsaving_gradients.schedules.order import deferrable_before, requested
 from memsaving_gradients.schedules.schedule import Schedule, Step
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
-__all__ = ["checked", "mirrored", "recursive", "scheduled", "sectioned"]
+__all__ = ["checked", "scheduled", "sectioned"]
 
 #: Fact: larger counts have no use: a recursion of this many levels halves a line of more ops than
 #: there can be.
 MOST_LEVELS = 64
 
 
-def mirrored(graph: TrainingGraph, limits: Limits, mirror: Mapping[int, int]) -> Proposal:
-    """Return the proposal of mirror counts: storage → count; storages without a count are kept.
-
-    Storages that ``limits`` keeps or that cannot be recomputed are kept whatever their count is.
-
-    Raises
-    ------
-    ArgumentError
-        If a count is not a whole number from 0 to `MOST_LEVELS`.
-
-    Examples
-    --------
-    Three ops in a row and the backward ops of the third and the second, which read the inputs of
-    these:
-
-    >>> from memsaving_gradients.schedules.training_graph import TrainingGraph
-    >>> graph = TrainingGraph.of(
-    ...     [(), (0,), (1,), (2, 1), (3, 0)], 3, clonable=[True, True, True, False, False])
-    >>> for step in mirrored(graph, Limits(), {0: 2, 1: 1}).schedule.steps[3:]:
-    ...     print(*step)
-    0 1 ()
-    1 1 (1,)
-    3 0 (0, 1)
-    0 2 ()
-    4 0 (0, 2)
-    """
-    checked(mirror)
-    counts = {**mirror, **dict.fromkeys(limits.keep, 0)}
-    return proposed(graph, limits, scheduled(graph, counts, limits.sums(graph)))
-
-
 def checked(mirror: Mapping[int, int]) -> None:
     """Raise an `ArgumentError` if these cannot be mirror counts."""
     for storage, count in mirror.items():
-        whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
-        if not whole or not 0 <= count <= MOST_LEVELS:
+        if not is_integer(count, 0, MOST_LEVELS):
             raise ArgumentError(
                 "mirror",
                 {storage: count},
@@ -91,7 +60,33 @@ def checked(mirror: Mapping[int, int]) -> None:
 
 
 def scheduled(graph: TrainingGraph, counts: Mapping[int, int], chained: frozenset[int]) -> Schedule:
-    """Return the schedule of Algorithm 2 for these counts, each copy as late as possible."""
+    """Return the schedule of Algorithm 2, each copy as late as possible.
+
+    Parameters
+    ----------
+    graph
+        The training graph.
+    counts
+        Storage → count. Storages without a count, or that cannot be recomputed, are kept.
+    chained
+        The sums that are added up as their addends come.
+
+    Examples
+    --------
+    Three ops in a row and the backward ops of the third and the second, which read the inputs of
+    these:
+
+    >>> from memsaving_gradients.schedules.training_graph import TrainingGraph
+    >>> graph = TrainingGraph.of(
+    ...     [(), (0,), (1,), (2, 1), (3, 0)], 3, clonable=[True, True, True, False, False])
+    >>> for step in scheduled(graph, {0: 2, 1: 1}, frozenset()).steps[3:]:
+    ...     print(*step)
+    0 1 ()
+    1 1 (1,)
+    3 0 (0, 1)
+    0 2 ()
+    4 0 (0, 2)
+    """
     border = graph.first_backward
     producer, losable = graph.producer.tolist(), graph.losable.tolist()
     before, reads = deferrable_before(graph), graph.losable_reads
@@ -114,13 +109,7 @@ def scheduled(graph: TrainingGraph, counts: Mapping[int, int], chained: frozense
     return without_idle(graph, Schedule(tuple(steps), chained))
 
 
-def recursive(graph: TrainingGraph, limits: Limits = Limits(), k: int = 1) -> Proposal:
-    """Return the plan of least memory by recursion: cuts within cuts, ``k`` at a time; counts in
-    ``limits`` override its own."""
-    return mirrored(graph, limits, {**sectioned(graph, limits, k), **limits.mirror})
-
-
-def sectioned(graph: TrainingGraph, limits: Limits = Limits(), k: int = 1) -> dict[int, int]:
+def sectioned(graph: TrainingGraph, limits: Limits, k: int) -> dict[int, int]:
     """Return mirror counts by the recursion g(n) = k + g(n/(k+1)), for every storage that can be
     recomputed."""
     segments = measure_segments(graph, limits.keep)

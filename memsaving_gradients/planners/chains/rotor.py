@@ -34,10 +34,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from memsaving_gradients.schedules.arrays import FloatArray, IntArray
+
 __all__ = ["Action", "Chain", "Table"]
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 #: Fact: times that differ by less are the same in the ``float32`` of the tables.
 CERTAIN = 1 - 1e-6

@@ -1,7 +1,7 @@
 """The cuts of a training graph into stages, and the stage of each backward op.
 
 Cuts are the narrowest positions of stretches of equal bytes and seconds. A backward op belongs to
-the latest stage that has all that it reads; in order of execution, stages never rise. Linear in ops
+the latest stage that has all of its inputs. In order of execution, stages never rise. Linear in ops
 and edges.
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from memsaving_gradients.planners.chains.frontiers import Segments, narrow_cuts, narrowest_cuts
+from memsaving_gradients.schedules.arrays import IntArray
 from memsaving_gradients.schedules.order import run_order
-from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["early", "narrow", "places"]
 
@@ -41,8 +42,8 @@ def narrow(graph: TrainingGraph, segments: Segments, most: int) -> IntArray:
 def places(graph: TrainingGraph, segments: Segments) -> list[int]:
     """Return, for each backward op in order of execution, its forward position; these never rise.
 
-    A position is behind the makers of all that the op reads, and as late as all of this is still
-    there for a recomputation.
+    A position is after the makers of the op's inputs, and as late as all inputs are available for a
+    recomputation.
     """
     residual, storage = graph.residuals, graph.storage.tolist()
     producer = graph.producer.tolist()
@@ -80,5 +81,5 @@ def early(graph: TrainingGraph, segments: Segments, cuts: IntArray, at: list[int
                 if made <= start and until.get(root, made) <= start:
                     found.add(root)
     found -= segments.small | segments.pinned
-    total = sum(int(graph.size[s]) for s in residual)
-    return found if sum(int(graph.size[s]) for s in found) <= EARLY_SHARE * total else set()
+    fits = graph.size[list(found)].sum() <= EARLY_SHARE * graph.residual_bytes
+    return found if fits else set()

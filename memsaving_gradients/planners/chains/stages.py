@@ -21,7 +21,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from graph_tools.memory.liveness import timeline
 from graph_tools.ops.in_place import taken_over
@@ -33,14 +32,14 @@ from memsaving_gradients.planners.chains.frontiers import (
 from memsaving_gradients.planners.chains.rotor import Chain
 from memsaving_gradients.planners.chains.stage_cuts import early, narrow, places
 from memsaving_gradients.planners.proposal import QUARTERS
+from memsaving_gradients.schedules.arrays import FloatArray, IntArray
 from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import simulate
-from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["MOST_STAGES", "Stages", "cut_stages"]
 
-FloatArray = npt.NDArray[np.float64]
 
 #: The most stages: the dynamic program's work grows with their third power.
 MOST_STAGES = 160
@@ -185,19 +184,8 @@ class _Measure:
     def _added(self) -> tuple[FloatArray, FloatArray]:
         """Return the bytes that the input of stage j takes beyond the input of s, [s, j]; and the
         bytes always kept of the stages before each."""
-        segments, count = self.segments, self.length + 1
-        begin = np.array(self.begin[:-1], np.int64)
-        first = np.searchsorted(begin, segments.born)
-        end = np.searchsorted(begin, segments.last)
-        crosses = first < end
-        first, end, size = first[crosses], end[crosses], segments.size[crosses]
-        # A part is new in the inputs first … end − 1, for all stages before ``first``.
-        delta = np.zeros((count + 1, count + 1))
-        np.add.at(delta, (np.zeros_like(first), first), size)
-        np.add.at(delta, (np.zeros_like(first), end), -size)
-        np.add.at(delta, (first, first), -size)
-        np.add.at(delta, (first, end), size)
-        added = delta.cumsum(axis=0).cumsum(axis=1)[:count, :count]
+        count, begin = self.length + 1, np.array(self.begin[:-1], np.int64)
+        added = self.segments.added_bytes(begin)
         pinned = np.zeros(count + 1)
         always = np.array(sorted(self.always), np.int64)
         np.add.at(

@@ -25,9 +25,10 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from memsaving_gradients.planners.prices.gaps import FloatArray, Gaps, IntArray, Times, spans
+from memsaving_gradients.planners.prices.gaps import Gaps, Times, spans
 from memsaving_gradients.planners.proposal import ROUNDING
 from memsaving_gradients.planners.retention.problem import DROPPED, KEPT, STRICT
+from memsaving_gradients.schedules.arrays import FloatArray, IntArray
 
 __all__ = ["Closure"]
 

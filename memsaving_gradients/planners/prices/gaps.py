@@ -16,16 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from memsaving_gradients.planners.retention.problem import KEPT, Problem
 from memsaving_gradients.planners.retention.simulate import Run
+from memsaving_gradients.schedules.arrays import BoolArray, FloatArray, IntArray
 
-__all__ = ["BoolArray", "FloatArray", "Gaps", "IntArray", "Times", "spans"]
-
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+__all__ = ["Gaps", "Times", "spans"]
 
 
 @dataclass(frozen=True, eq=False)

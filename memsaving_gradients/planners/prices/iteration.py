@@ -28,12 +28,13 @@ from functools import cached_property
 import numpy as np
 
 from memsaving_gradients.planners.prices.closure import Closure
-from memsaving_gradients.planners.prices.gaps import FloatArray, Gaps
+from memsaving_gradients.planners.prices.gaps import Gaps
 from memsaving_gradients.planners.prices.rounding import fill, profile, repair
 from memsaving_gradients.planners.proposal import SMALLER
 from memsaving_gradients.planners.retention.local_search import RUNS_OF_A_STRETCH, Search
 from memsaving_gradients.planners.retention.problem import NEAR, Problem
 from memsaving_gradients.planners.retention.simulate import Run, run
+from memsaving_gradients.schedules.arrays import FloatArray
 from memsaving_gradients.schedules.simulate import TIE
 
 __all__ = ["GENTLE", "Pace", "Priced", "Pricing"]

@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from memsaving_gradients.planners.prices.gaps import Gaps, IntArray
+from memsaving_gradients.planners.prices.gaps import Gaps
 from memsaving_gradients.planners.retention.problem import DROPPED, KEPT
 from memsaving_gradients.planners.retention.simulate import Run
+from memsaving_gradients.schedules.arrays import IntArray
 
 __all__ = ["Simulate", "fill", "profile", "repair"]
 

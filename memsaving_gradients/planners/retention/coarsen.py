@@ -27,11 +27,12 @@ from graph_tools.ops.in_place import taken_over
 from memsaving_gradients.planners.chains.frontiers import small_storages
 from memsaving_gradients.planners.retention.problem import DROPPED, KEPT, Problem, decide
 from memsaving_gradients.planners.retention.simulate import run
+from memsaving_gradients.schedules.arrays import IntArray
 from memsaving_gradients.schedules.builder import Recorder
 from memsaving_gradients.schedules.order import run_order
 from memsaving_gradients.schedules.schedule import Schedule, ordered
 from memsaving_gradients.schedules.simulate import simulate
-from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["CORRECTIONS", "Coarse", "coarsen"]
 

@@ -29,7 +29,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
+
+from memsaving_gradients.schedules.arrays import IntArray
 
 __all__ = [
     "DROPPED",
@@ -44,7 +45,6 @@ __all__ = [
     "is_gone",
 ]
 
-IntArray = npt.NDArray[np.int64]
 
 #: Decisions whose peak is at most this many times the budget are near it. Chosen by judgement.
 NEAR = 1.15

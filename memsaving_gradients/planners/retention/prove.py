@@ -18,13 +18,19 @@ the same in every process, unless there is a limit on seconds.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 
 from graph_tools.warn import warn
 from memsaving_gradients.errors import PlanNote, SolverError
 from memsaving_gradients.planners.bounds.integer import tightest_bound
-from memsaving_gradients.planners.proposal import SLACK, Interrupted, Limits, Proposal, proposed
+from memsaving_gradients.planners.proposal import (
+    SLACK,
+    Deadline,
+    Interrupted,
+    Limits,
+    Proposal,
+    proposed,
+)
 from memsaving_gradients.planners.retention import constraint_program
 from memsaving_gradients.planners.retention.coarsen import CORRECTIONS, Coarse, coarsen
 from memsaving_gradients.schedules.training_graph import TrainingGraph
@@ -73,7 +79,7 @@ class _Proving:
     ) -> None:
         self.graph, self.limits, self.found, self.effort = graph, limits, found, effort
         self.budget = int(limits.budget or 0)
-        self.ends = None if seconds is None else time.monotonic() + seconds
+        self.deadline = Deadline.of(seconds)
         self.coarse: Coarse = graph.derived(coarsen, frozenset(limits.keep), limits.accumulate)
         self.few = len(self.coarse.problem.inputs) <= FEW
         self.bound = 0.0
@@ -87,7 +93,7 @@ class _Proving:
             if (
                 self.bound < math.inf
                 and not self._is_close()
-                and (self.found.complete or self.ends)
+                and (self.found.complete or self.deadline.left is not None)
             ):
                 self._solve()
         except SolverError as error:
@@ -148,7 +154,8 @@ class _Proving:
             budget -= off
 
     def _asked(self, budget: int, copies: list[int]) -> constraint_program.Solution:
-        seconds = None if self.ends is None else max(0.01, self.ends - time.monotonic())
+        left = self.deadline.left
+        seconds = None if left is None else max(0.01, left)
         return constraint_program.solve(
             self.coarse.problem,
             budget,
@@ -173,11 +180,7 @@ class _Proving:
 
     def _note(self, trial: Proposal) -> None:
         """Remember the better plan: within the budget the faster one, else the lower one."""
-
-        def rank(proposal: Proposal) -> tuple[float, float]:
-            return max(0, proposal.peak - self.budget), proposal.extra_seconds
-
-        if rank(trial) < rank(self.found):
+        if trial.rank(self.budget)[:2] < self.found.rank(self.budget)[:2]:
             self.found = trial
 
     def _tick(self) -> None:

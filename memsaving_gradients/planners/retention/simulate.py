@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from memsaving_gradients.planners.retention.problem import (
     EARLY,
@@ -27,10 +26,9 @@ from memsaving_gradients.planners.retention.problem import (
     Problem,
     is_gone,
 )
+from memsaving_gradients.schedules.arrays import IntArray
 
 __all__ = ["Appointments", "Run", "State", "advance", "begin", "opening", "outcome", "run"]
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

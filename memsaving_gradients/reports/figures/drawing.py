@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLORS",
+    "DPI",
     "FORMATS",
+    "INK",
     "Bar",
     "blank",
     "bytes_axis",

@@ -86,17 +86,17 @@ def by_layer(plan: PlanValues) -> list[tuple[str, dict[str, int]]]:
     return sorted(found.items(), key=lambda layer: -sum(layer[1].values()))
 
 
-def thinned(values: Any, points: int = POINTS) -> tuple[Any, Any]:
-    """Return at most ``points`` points of a timeline: their places as shares of the step, and the
+def thinned(values: Any) -> tuple[Any, Any]:
+    """Return at most `POINTS` points of a timeline: their places as shares of the step, and the
     highest value of the stretch around each.
 
     Examples
     --------
-    >>> thinned(np.array([1, 9, 2, 3]), points=2)
-    (array([0.25, 0.75]), array([9, 3]))
+    >>> thinned(np.arange(3 * POINTS))[1][:3]
+    array([2, 5, 8])
     """
     count = len(values)
-    bounds = np.linspace(0, count, min(points, count) + 1).astype(int)
+    bounds = np.linspace(0, count, min(POINTS, count) + 1).astype(int)
     return (bounds[:-1] + bounds[1:]) / (2 * max(count, 1)), np.maximum.reduceat(
         values, bounds[:-1]
     )
@@ -157,7 +157,7 @@ def _draw_peak(axes: Axes, plan: PlanValues) -> None:
 
 
 def _bare(tensor: str, scope: str) -> str:
-    """Return a tensor's name without the common scope and the prefix that the color tells."""
+    """Return a tensor's name without the common scope and the prefix that the color shows."""
     for before in ("gradient_tape/", "gradients/"):
         tensor = tensor.removeprefix(before)
     return tensor.removeprefix(scope).removesuffix(":0") or "scratch space"

@@ -13,12 +13,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from graph_tools.tf_private import autodiff, graphs
 from graph_tools.warn import warn
 from memsaving_gradients import patching
+from memsaving_gradients.budget import is_integer
 from memsaving_gradients.engine import graph_state, whole_step
 from memsaving_gradients.engine.options import Options, check_one_of
 from memsaving_gradients.errors import (
@@ -60,10 +60,9 @@ class Cut:
     buffer: str = "float32"
 
     def __post_init__(self) -> None:
-        size = self.size
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            raise ArgumentError("size", size, "give a number of examples, 1 or more")
-        object.__setattr__(self, "size", int(size))
+        if not is_integer(self.size, 1):
+            raise ArgumentError("size", self.size, "give a number of examples, 1 or more")
+        object.__setattr__(self, "size", int(self.size))
         if self.batch_norm not in POLICIES:
             raise ArgumentError(
                 "batch_norm", self.batch_norm, f"give one of {', '.join(map(repr, POLICIES))}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
+from memsaving_gradients.training.keras_models import replaced
 from memsaving_gradients.training.microbatches.applying import changed_in
 from memsaving_gradients.training.microbatches.denominators import compiled_loss
 from memsaving_gradients.training.microbatches.pieces import Cut, in_pieces
@@ -28,7 +28,7 @@ def train_step_of(model: Any, cut: Cut) -> Callable[[Any], Any]:
         seen: dict[str, Any] = {}
 
         def one(data: Any) -> Any:
-            with _compiled_losses_of(model):
+            with replaced(model, "compute_loss", _marked(model.compute_loss)):
                 logs = tf.nest.map_structure(tf.convert_to_tensor, original(data))
             changed = changed_in(tf.compat.v1.get_default_graph())
             seen["metrics"] = [
@@ -54,21 +54,14 @@ def train_step_of(model: Any, cut: Cut) -> Callable[[Any], Any]:
     return train_step
 
 
-@contextmanager
-def _compiled_losses_of(model: Any) -> Iterator[None]:
-    """Mark losses from a model's ``compute_loss``, called inside, as losses of a compiled model."""
-    original = model.compute_loss
+def _marked(compute_loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a model's ``compute_loss`` that marks its losses as those of a compiled model."""
 
-    def compute_loss(*args: Any, **kwargs: Any) -> Any:
+    def marked(*args: Any, **kwargs: Any) -> Any:
         with compiled_loss():
-            return original(*args, **kwargs)
+            return compute_loss(*args, **kwargs)
 
-    # An attribute of the model hides the method that its class has.
-    model.compute_loss = compute_loss
-    try:
-        yield
-    finally:
-        del model.compute_loss
+    return marked
 
 
 def _is_real(value: tf.Tensor) -> bool:

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from memsaving_gradients._keras import (
@@ -29,6 +28,7 @@ from memsaving_gradients._keras import (
     unannounced_slots,
     value_of,
 )
+from memsaving_gradients.budget import is_integer
 from memsaving_gradients.engine.options import check_one_of
 from memsaving_gradients.errors import ArgumentError
 from memsaving_gradients.training.precision.clipping import Clipping
@@ -118,7 +118,7 @@ def low_precision(
     0.8984375
     """
     check_one_of("rounding", rounding, ROUNDINGS)
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+    if not is_integer(seed):
         raise ArgumentError("seed", seed, "give an int")
     optimizer = _found(optimizer)
     for name, (reason, way_out) in EXCLUDED.items():

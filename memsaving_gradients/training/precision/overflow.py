@@ -25,8 +25,8 @@ FEW = 16
 class Skipped:
     """A counter of the steps that an optimizer skips in an epoch.
 
-    The graph counts all steps and all applied steps: Keras does not tell callbacks how many steps
-    it runs at a time, nor how many are left for the last time.
+    The graph counts all steps and all applied steps: callbacks do not learn how many steps Keras
+    runs at a time, nor how many are left for the last time.
     """
 
     def __init__(self, optimizer: Any) -> None:

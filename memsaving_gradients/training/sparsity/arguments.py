@@ -6,9 +6,10 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
+from memsaving_gradients.budget import is_integer
 from memsaving_gradients.errors import ArgumentError
 
-__all__ = ["is_whole", "real", "seed_of"]
+__all__ = ["real", "seed_of"]
 
 
 def real(argument: str, value: Any, fits: Callable[[float], bool], way_out: str) -> float:
@@ -19,15 +20,8 @@ def real(argument: str, value: Any, fits: Callable[[float], bool], way_out: str)
     return float(value)
 
 
-def is_whole(value: Any, least: int) -> bool:
-    """Return whether ``value`` is a whole number from ``least`` on."""
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, numbers.Integral) and int(value) >= least
-
-
 def seed_of(value: Any) -> int:
     """Return a seed as an int; raise unless it is a whole number from 0 on."""
-    if not is_whole(value, 0):
+    if not is_integer(value, 0):
         raise ArgumentError("seed", value, "give a whole number, 0 or more")
     return int(value)

@@ -23,7 +23,7 @@ class HeldBytes:
     Attributes
     ----------
     values, bits, slots
-        Bytes of the sparse weights, of the bits that tell their places, and of their slots.
+        Bytes of the sparse weights, of the bits that mark their places, and of their slots.
     rest
         Bytes of all other variables, with their slots.
     dense

@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from memsaving_gradients.budget import is_integer
 from memsaving_gradients.errors import ArgumentError
-from memsaving_gradients.training.sparsity.arguments import is_whole, real, seed_of
+from memsaving_gradients.training.sparsity.arguments import real, seed_of
 from memsaving_gradients.training.sparsity.model import sparse_model_in
 from memsaving_gradients.training.sparsity.rewiring import rewired
 from memsaving_gradients.training.sparsity.slots import first_values, optimizers_of, slots_of
@@ -164,7 +165,7 @@ def _checked(schedule: Any) -> tuple[tuple[float, int], ...]:
     if not pairs:
         raise ArgumentError("schedule", schedule, way_out)
     for pair in pairs:
-        if not isinstance(pair, list | tuple) or len(pair) != 2 or not is_whole(pair[1], 1):
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not is_integer(pair[1], 1):
             raise ArgumentError("schedule", schedule, way_out)
         real("schedule", pair[0], lambda share: 0 <= share <= 1, way_out)
     begins = [float(share) for share, _ in pairs]

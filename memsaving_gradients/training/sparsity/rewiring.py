@@ -34,14 +34,11 @@ class Rewiring:
         For each weight, in the order of layers and places, its number before; -1: it is new.
     threshold
         The threshold of the next step.
-    pruned
-        How many weights were dropped.
     """
 
     masks: list[Array]
     sources: Array
     threshold: float
-    pruned: int
 
 
 def rewired(
@@ -97,7 +94,7 @@ def rewired(
         threshold *= 2
     elif pruned > (1 + tolerance) * wanted:
         threshold /= 2
-    return Rewiring(found, np.concatenate(sources), threshold, pruned)
+    return Rewiring(found, np.concatenate(sources), threshold)
 
 
 def shared_out(total: int, weights: Sequence[int], room: Sequence[int]) -> list[int]:

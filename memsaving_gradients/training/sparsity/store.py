@@ -135,7 +135,8 @@ class SparseStore(keras.layers.Layer):
 
 @tf.custom_gradient
 def _of_known_shape(values: tf.Tensor) -> Any:
-    """Return ``values`` with a gradient of their shape: parts of unknown sizes do not tell it."""
+    """Return ``values`` with a gradient of their shape. Parts of unknown size have no static
+    shape."""
     return tf.identity(values), lambda above: tf.ensure_shape(above, values.shape)
 
 
