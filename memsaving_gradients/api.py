@@ -8,12 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools.tf_private.autodiff import enclosing_graphs
-from memsaving_gradients.engine.differentiate import paused
+from memsaving_gradients.engine.differentiate import ends_in, paused, rewired
 from memsaving_gradients.engine.feedback.notices import OUTER, warn_nothing_saved
 from memsaving_gradients.engine.marks import mark
 from memsaving_gradients.engine.options import MODES, Options
 from memsaving_gradients.errors import ArgumentError, EagerExecutionError
-from memsaving_gradients.patching import ends_in, rewired
 
 __all__ = ["checkpoint", "gradients", "gradients_collection", "gradients_memory", "gradients_speed"]
 
@@ -248,7 +247,7 @@ def gradients(
         ends = ends_in(graph, ys)
         if not ends:
             return _plainly(graph, differentiate)
-        return rewired(differentiate, ends, tf.nest.flatten(xs, expand_composites=True), options)
+        return rewired(differentiate, ends, xs, options)
 
 
 def _plainly(graph: tf.Graph, differentiate: Callable[[], Any]) -> Any:

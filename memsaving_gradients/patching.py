@@ -19,7 +19,13 @@ import tensorflow as tf
 
 from graph_tools.tf_private import autodiff, hooks
 from graph_tools.warn import warn
-from memsaving_gradients.engine.differentiate import inner_way, is_paused, paused, saving
+from memsaving_gradients.engine.differentiate import (
+    ends_in,
+    inner_way,
+    is_paused,
+    paused,
+    rewired,
+)
 from memsaving_gradients.engine.feedback.notices import OUTER, warn_nothing_saved
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.tensor_selection import resolve
@@ -32,7 +38,7 @@ from memsaving_gradients.errors import (
 from memsaving_gradients.transforms.loops.gradient_hook import Rule, stand
 from memsaving_gradients.transforms.loops.selection import inner_rule
 
-__all__ = ["ends_in", "for_batches_of", "patch", "patched", "rewired", "scoped", "unpatch"]
+__all__ = ["for_batches_of", "patch", "patched", "scoped", "unpatch"]
 
 
 @dataclass(eq=False)
@@ -208,44 +214,6 @@ def for_batches_of(size: int) -> Iterator[None]:
         mine.options = options
 
 
-def rewired(
-    differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options, tape: Any = None
-) -> Any:
-    """Call `saving` for gradients that may be composite (of ragged tensors)."""
-    graph = tf.compat.v1.get_default_graph()
-    whole: list[Any] = []
-    parts: list[Any] = []
-
-    def ours(part: Any) -> bool:
-        return isinstance(part, tf.Tensor) and tf.is_symbolic_tensor(part) and part.graph is graph
-
-    def in_parts() -> list[Any]:
-        whole.append(differentiate())
-        leaves = tf.nest.flatten(whole[0])
-        if all(g is None or isinstance(g, tf.IndexedSlices) or ours(g) for g in leaves):
-            return leaves
-        parts.extend(tf.nest.flatten(whole[0], expand_composites=True))
-        return [part if ours(part) else None for part in parts]
-
-    saved = saving(in_parts, ys, xs, options, tape)
-    if not parts:
-        return tf.nest.pack_sequence_as(whole[0], saved)
-    saved = [new if ours(old) else old for old, new in zip(parts, saved, strict=True)]
-    return tf.nest.pack_sequence_as(whole[0], saved, expand_composites=True)
-
-
-def ends_in(graph: tf.Graph, ys: Any) -> list[tf.Tensor]:
-    """Return the tensors among ``ys`` that ``graph`` computes."""
-    return [
-        y
-        for y in tf.nest.flatten(ys, expand_composites=True)
-        if isinstance(y, tf.Tensor)
-        and tf.is_symbolic_tensor(y)
-        and y.graph is graph
-        and y.dtype != tf.resource
-    ]
-
-
 def _shown(patch: _InForce) -> str:
     options = patch.options
     if options.budget is not None:
@@ -289,10 +257,8 @@ def _standing_rule() -> Rule | None:
 
 
 def _gradients(inner: Callable[..., Any], ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-    # src_graph, the tenth parameter: the graph that is differentiated, where it is not the current
-    # one.
-    source = kwargs.get("src_graph", args[7] if len(args) > 7 else None)
-    elsewhere = source is not None and source is not tf.compat.v1.get_default_graph()
+    source = hooks.source_graph(ys, xs, *args, **kwargs)
+    elsewhere = source is not tf.compat.v1.get_default_graph()
     if not elsewhere:
         _note_asked()
     if elsewhere or _stays_plain("tf.gradients"):

@@ -34,7 +34,7 @@ class Call:
     operations
         Those ops, and the ops built for the gradients; other ops may be between and after them.
     ys, xs, grads
-        The targets, the sources, and the gradients.
+        The targets that the graph computes, the sources, and the gradients.
     mode
         ``"memory"``, ``"speed"``, ``"collection"`` or ``"named"``; ``"budget"``, ``"slowdown"`` or
         ``"planner"``; ``"saved"``.
@@ -86,11 +86,6 @@ class Call:
     def flat(self) -> list[tf.Tensor]:
         """The tensors that the gradients consist of."""
         return components(self.grads, self.graph)
-
-    @property
-    def ends(self) -> list[tf.Tensor]:
-        """The tensors of ``ys`` that the graph computes."""
-        return [y for y in self.ys if isinstance(y, tf.Tensor) and y.graph is self.graph]
 
     @property
     def holds_gradients(self) -> bool:
@@ -152,13 +147,8 @@ class Call:
 
 def components(grads: Sequence[Gradient], graph: tf.Graph) -> list[tf.Tensor]:
     """Return the tensors of ``graph`` that gradients consist of."""
-    flat: list[tf.Tensor] = []
-    for grad in grads:
-        if isinstance(grad, tf.IndexedSlices):
-            flat += [t for t in (grad.values, grad.indices, grad.dense_shape) if t is not None]
-        elif grad is not None:
-            flat.append(grad)
-    return [t for t in flat if t.graph is graph]
+    parts = tf.nest.flatten(list(grads), expand_composites=True)
+    return [part for part in parts if part is not None and part.graph is graph]
 
 
 def joined(one: Call, other: Call) -> Call | None:
@@ -172,7 +162,7 @@ def joined(one: Call, other: Call) -> Call | None:
         other.xla,
     )
     begin = min(map(graphs.creation_index, one.own), default=0)
-    late = any(graphs.creation_index(y.op) >= begin for y in other.ends)
+    late = any(graphs.creation_index(y.op) >= begin for y in other.ys)
     blocks = other.attention is not None and other.attention.names
     if not alike or late or blocks or one.encode or other.encode:
         return None

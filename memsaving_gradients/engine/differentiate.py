@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from graph_tools.editing import original_view
-from graph_tools.ops.trip_counts import tell_steps
+from graph_tools.ops.trip_counts import set_unknown_steps
 from graph_tools.tf_private import autodiff, graphs
 from memsaving_gradients.capture.encodings import ENCODINGS
 from memsaving_gradients.engine import graph_state, whole_step
@@ -19,8 +19,13 @@ from memsaving_gradients.engine.call import Call, components
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.replicas import home_of
-from memsaving_gradients.engine.rewire import save_memory
-from memsaving_gradients.engine.step_budget import is_inner, leave, leave_to, waits_for_its_step
+from memsaving_gradients.engine.rewire import rewire_now
+from memsaving_gradients.engine.step_budget import (
+    drop_inner,
+    is_inner,
+    let_wait,
+    waits_for_its_step,
+)
 from memsaving_gradients.engine.tensor_selection import marks_between, resolve
 from memsaving_gradients.errors import ArgumentError, SelectionError
 from memsaving_gradients.transforms.attention.pattern.substitution import (
@@ -32,7 +37,7 @@ from memsaving_gradients.transforms.attention.pattern.substitution import (
 from memsaving_gradients.transforms.loops.gradient_hook import replaying
 from memsaving_gradients.transforms.loops.selection import inner_rule
 
-__all__ = ["all_plain", "inner_way", "is_paused", "paused", "saving"]
+__all__ = ["all_plain", "ends_in", "inner_way", "is_paused", "paused", "rewired"]
 
 _paused: ContextVar[bool] = ContextVar("memsaving_gradients_paused", default=False)
 _all_plain: ContextVar[bool] = ContextVar("memsaving_gradients_all_plain", default=False)
@@ -64,20 +69,36 @@ def is_paused() -> bool:
     return _paused.get()
 
 
+def ends_in(graph: tf.Graph, ys: Any) -> list[tf.Tensor]:
+    """Return the tensors among ``ys`` that ``graph`` computes."""
+    parts = tf.nest.flatten(ys, expand_composites=True)
+    return [y for y in parts if _is_in(graph, y) and y.dtype != tf.resource]
+
+
+def _is_in(graph: tf.Graph, part: Any) -> bool:
+    return isinstance(part, tf.Tensor) and tf.is_symbolic_tensor(part) and part.graph is graph
+
+
 @tf.autograph.experimental.do_not_convert
 @uncollected()
-def saving(
-    differentiate: Callable[[], Any], ys: Any, xs: Any, options: Options, tape: Any = None
+def rewired(
+    differentiate: Callable[[], Any],
+    ends: Sequence[tf.Tensor],
+    xs: Any,
+    options: Options,
+    tape: Any = None,
 ) -> Any:
-    """Run ``differentiate`` in the current graph and rewire the ops that it built.
+    """Run ``differentiate`` in the current graph, and rewire the ops that it builds.
 
     Parameters
     ----------
     differentiate
-        Builds gradients of ``ys`` with respect to ``xs`` in the current graph and returns them in
-        any structure.
-    ys, xs
-        The targets and the sources of differentiation (structures of tensors and variables).
+        Builds gradients of ``ends`` with respect to ``xs`` in the current graph, and returns them
+        in any structure.
+    ends
+        The targets of differentiation that the graph computes, at least one (`ends_in`).
+    xs
+        The sources of differentiation (a structure of tensors and variables).
     options
         How to save memory. Checkpoints are resolved before any op is built, so that an error
         leaves the graph as it was.
@@ -85,10 +106,9 @@ def saving(
         The tape that computes the gradients, if one does.
     """
     graph = tf.compat.v1.get_default_graph()
-    ends = [y for y in tf.nest.flatten(ys) if isinstance(y, tf.Tensor)]
-    starts = tf.nest.flatten(xs)
+    starts = tf.nest.flatten(xs, expand_composites=True)
     if _all_plain.get() or graph_state.is_differentiated(graph, ends):
-        # Gradients are to stay plain, or a loop has computed the loss's gradients already.
+        # The caller wants plain gradients, or a loop has computed the loss's gradients already.
         with paused():
             return differentiate()
     built = graph.get_operations()
@@ -105,12 +125,19 @@ def saving(
                 found = prepare(graph, ends, graph_state.idle(graph))
             built = graph.get_operations()
         way = inner_way(options, mode, kept)
-        tell_steps(graph, options.loop_steps)
+        set_unknown_steps(graph, options.loop_steps)
         asked = options.loops != "auto"
         rule = inner_rule(way, options.batch, options.xla, options.loop_steps, asked)
         with paused(), replaying(graph, rule):
             grads = differentiate()
-    flat, in_blocks = tf.nest.flatten(grads), None
+    # A ragged gradient is several tensors; the gradient of a gather stays whole.
+    leaves = tf.nest.flatten(grads)
+    ragged = not all(
+        g is None or isinstance(g, tf.IndexedSlices) or _is_in(graph, g) for g in leaves
+    )
+    parts = tf.nest.flatten(grads, expand_composites=True) if ragged else leaves
+    flat = [part if not ragged or _is_in(graph, part) else None for part in parts]
+    in_blocks = None
     if found is not None:
         in_blocks = _in_blocks(graph, len(built), found, flat, ends, kept)
         flat = [_stand_in(grad, in_blocks) for grad in flat]
@@ -128,23 +155,24 @@ def saving(
         encode=encode,
         xla=xla,
         attention=in_blocks,
-        home=home_of([y for y in ends if y.graph is graph]),
+        home=home_of(ends),
         reduced=whole_step.will_be_reduced(),
     )
     if inner or waits_for_its_step(call):
-        flat = leave(call)
+        flat = let_wait(call)
     else:
-        leave_to(call)
+        drop_inner(call)
         flat = _saved(call, found)
     graph_state.returned(graph, components(flat, graph), options.hold_gradients or call.reduced)
-    return tf.nest.pack_sequence_as(grads, flat)
+    flat = [part if new is None else new for new, part in zip(flat, parts, strict=True)]
+    return tf.nest.pack_sequence_as(grads, flat, expand_composites=ragged)
 
 
 def _saved(call: Call, found: Prepared | None) -> list[Any]:
     """Return the gradients of a call with less memory; after an error, restore the attention that
     was ``found``."""
     try:
-        return save_memory(call)
+        return rewire_now(call)
     except BaseException:
         if found is not None and call.attention is not None:
             _take_back(call.graph, found, call.attention)
@@ -235,11 +263,11 @@ def _chosen(
     if options.searches:
         mode = "budget" if options.budget is not None else "slowdown"
         mode = mode if mode == "budget" or options.max_slowdown is not None else "planner"
-        return mode, marks_between(graph, first_backward, ys, xs)
+        return mode, marks_between(graph, ys, xs)
     if spec in ("memory", "speed"):
         return spec, []
     if spec in ("auto", "collection"):
-        marks = marks_between(graph, first_backward, ys, xs)
+        marks = marks_between(graph, ys, xs)
         if marks:
             return "collection", marks
         if spec == "auto":

@@ -20,7 +20,7 @@ from memsaving_gradients.planners import PLANNERS
 from memsaving_gradients.reports.plan import Plan
 from memsaving_gradients.transforms.loops.selection import WAYS
 
-__all__ = ["ATTENTION", "ENCODE", "MODES", "Options", "check_one_of"]
+__all__ = ["ATTENTION", "ENCODE", "MODES", "USUAL_BATCH", "Options", "check_one_of"]
 
 #: Ways to choose checkpoints automatically.
 MODES = ("auto", "memory", "speed", "collection")

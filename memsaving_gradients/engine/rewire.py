@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
-from graph_tools.editing import original_view
 from graph_tools.tf_private import autodiff, graphs
-from memsaving_gradients.engine import graph_state, replicas, whole_step
+from memsaving_gradients.engine import replicas, whole_step
 from memsaving_gradients.engine.call import Call, Gradient, components
-from memsaving_gradients.engine.driver.attempt import AppliedPlan, take_back
 from memsaving_gradients.engine.driver.driver import Driver
 from memsaving_gradients.engine.feedback.notices import (
-    note_unused,
     warn_nothing_saved,
-    warn_stopped,
 )
-from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.rewriting.clones import Rewrite
 
-__all__ = ["Saved", "is_observed", "observing", "save", "save_memory", "site_of"]
+__all__ = ["is_observed", "observing", "rewire_now", "site_of"]
 
 #: Innermost last. Not a context variable: distribution strategies trace in threads of their own.
 _observers: list[Callable[[Site], None]] = []
@@ -40,7 +34,7 @@ def observing(observer: Callable[[Site], None]) -> Iterator[None]:
         _observers.remove(observer)
 
 
-def save_memory(call: Call) -> list[Gradient]:
+def rewire_now(call: Call) -> list[Gradient]:
     """Rewire the backward ops of a call so that they hold less memory. Return its gradients, in
     which some tensors may be replaced."""
     site = site_of(call)
@@ -49,12 +43,12 @@ def save_memory(call: Call) -> list[Gradient]:
         site = None
     if site is None:
         return list(call.grads)
-    saved = save(site)
-    saved.settle()
-    if saved.followed is None:
+    driver = Driver(site).follow()
+    driver.settle()
+    if driver.followed is None:
         return list(call.grads)
-    grads = _results(call, saved.followed.result)
-    whole_step.note(site, saved.followed.outcome.plan, components(grads, call.graph))
+    grads = _results(call, driver.followed.result)
+    whole_step.note(site, driver.followed.outcome.plan, components(grads, call.graph))
     return grads
 
 
@@ -101,80 +95,6 @@ def site_of(
     # An unusable ``offload`` raises an error now, and not when there is a plan.
     _ = site.call.host
     return site
-
-
-@dataclass(eq=False)
-class Saved:
-    """A call for gradients that was planned.
-
-    Attributes
-    ----------
-    driver
-        The computation, with the plans that were tried for it.
-    followed
-        The plan that it follows; ``None``: the gradients are plain.
-    """
-
-    driver: Driver
-    followed: AppliedPlan | None
-
-    @property
-    def site(self) -> Site:
-        """The gradient computation."""
-        return self.driver.site
-
-    def take_back(self) -> None:
-        """Restore the graph as TensorFlow built it, so that it can be planned anew."""
-        if self.followed is not None:
-            _forget(self)
-            take_back(self.site, self.followed)
-        self.site.restore()
-        self.followed = None
-
-    def settle(self, **changes: Any) -> None:
-        """Record the plan, with ``changes`` to its attributes, as the final one."""
-        site, followed = self.site, self.followed
-        if followed is None:
-            site.treat_loops(None)
-            return
-        position = followed.outcome.step.source.position
-        unread = (op for op in site.call.own if op.name not in position)
-        graph_state.idle(site.graph).update(map(graphs.creation_index, unread))
-        plan = replace(followed.outcome.plan, **changes)
-        graph_state.record(site.graph, plan)
-        note_unused(plan, [reference.deref().name for reference in site.encode])
-        if followed.outcome.stopped:
-            warn_stopped(plan, followed.outcome.stopped)
-
-
-def save(site: Site, shared: Shared | None = None) -> Saved:
-    """Plan and rewrite; the caller has to settle the result.
-
-    ``shared``: the options and the plan that the site shares with equal ones; by default, with its
-    replicas.
-    """
-    driver = Driver(site, shared or replicas.shared(site))
-    saved = Saved(driver, driver.follow())
-    _remember(saved)
-    return saved
-
-
-def _remember(saved: Saved) -> None:
-    """Note the edits, so that later differentiation sees the graph that TensorFlow built."""
-    site, followed = saved.site, saved.followed
-    if followed is not None:
-        original_view.remember(site.graph, site.packed.rewiring)
-        if followed.result is not None:
-            original_view.remember(site.graph, followed.result.rewiring)
-
-
-def _forget(saved: Saved) -> None:
-    """Undo `_remember`."""
-    site, followed = saved.site, saved.followed
-    if followed is not None:
-        if followed.result is not None:
-            original_view.forget(site.graph, followed.result.rewiring)
-        original_view.forget(site.graph, site.packed.rewiring)
 
 
 def _stand_in(grad: Any, result: Rewrite) -> Any:

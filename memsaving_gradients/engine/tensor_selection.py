@@ -85,9 +85,7 @@ def resolve(
     return list(found.values())
 
 
-def marks_between(
-    graph: tf.Graph, first_backward: int, ys: Sequence[tf.Tensor], xs: Sequence[Any]
-) -> list[tf.Tensor]:
+def marks_between(graph: tf.Graph, ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> list[tf.Tensor]:
     """Return the marked tensors between ``xs`` and ``ys`` (others belong to other gradients)."""
     if not (tensors := marked(graph)):
         return []
@@ -101,8 +99,7 @@ class _Between:
     from ys to xs."""
 
     def __init__(self, graph: tf.Graph, ys: Sequence[tf.Tensor], xs: Sequence[Any]) -> None:
-        self.graph = graph
-        self.ys = [y for y in ys if tf.is_symbolic_tensor(y) and y.graph is graph]
+        self.graph, self.ys = graph, ys
         self.ends = {y.ref() for y in self.ys}
         self.xs = autodiff.tensors_in(graph, xs)
         self.starts = {x.ref() for x in self.xs}
@@ -163,10 +160,7 @@ class _Between:
                 "has no gradient: between it and xs or ys there are only ops that are not"
                 " differentiable, such as stop_gradient; name a tensor on the differentiable path"
             )
-        return (
-            "does not lie between xs and ys; name a tensor that ys need and that is computed"
-            " from xs"
-        )
+        return "is not between xs and ys; name a tensor that ys need and that is computed from xs"
 
 
 def _read(op: tf.Operation, differentiably: bool) -> Sequence[tf.Tensor]:

@@ -114,13 +114,13 @@ CASES: dict[str, tuple[Callable[[Net], Any], str, str, str]] = {
         lambda n: ms.gradients(n.y, n.x, checkpoints=[n.apart]),
         "checkpoints",
         "'apart:0'",
-        "does not lie between xs and ys; name a tensor that",
+        "is not between xs and ys; name a tensor that",
     ),
     "checkpoint behind ys": (
         lambda n: ms.gradients(n.graph.get_tensor_by_name("layer5:0"), n.x, checkpoints=["layer6"]),
         "checkpoints",
         "'layer6'",
-        "does not lie between xs and ys; name a tensor that",
+        "is not between xs and ys; name a tensor that",
     ),
     "ys as checkpoint": (
         lambda n: ms.gradients(n.y, n.x, checkpoints=[n.y]),

@@ -74,7 +74,7 @@ def make_step(loss: str, depth: int, **options: Any) -> Any:
 def run(loss: str, depth: int, budget: float) -> dict[str, int]:
     """Return the bytes of a step without and with a budget, the simulated peak of plain training,
     and the budget."""
-    from graph_tools.memory.allocation_trace import allocation_events, requested_peak
+    from benchmarks.allocation_trace import allocation_events, requested_peak
 
     x = tf.random.stateless_normal([ROWS, WIDTH], [1, 2])
     found = {}

@@ -221,7 +221,7 @@ def test_plain_scopes_keep_their_numbers(item: str) -> None:
         ("blokc1", r"'blokc1': matches nothing.*did you mean 'block1'"),
         ("nope_*", r"'nope_\*': matches nothing"),
         ("block1/act:7", r"'block1/act:7': matches nothing"),
-        ("unrelated", r"'unrelated': means 'unrelated:0', which does not lie between xs and ys"),
+        ("unrelated", r"'unrelated': means 'unrelated:0', which is not between xs and ys"),
         ("x", r"'x': means 'x:0', which is one of xs"),
         ("y", r"'y': means 'y:0', which is one of ys"),
         ("w", r"'w': .*variable's handle"),

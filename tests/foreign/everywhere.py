@@ -57,7 +57,7 @@ def _within_the_least_budget(tally: Tally) -> Iterator[None]:
 
     A tape can be asked only once, and was asked before. So its ops are planned again.
     """
-    at_once, with_step = differentiate.save_memory, step_budget._plan_on
+    at_once, with_step = differentiate.rewire_now, step_budget._plan_on
 
     def saved(call: Call) -> list[Any]:
         return _tried(lambda change: at_once(change(call)), call.options, tally)
@@ -70,7 +70,7 @@ def _within_the_least_budget(tally: Tally) -> Iterator[None]:
         _tried(plan, calls[0].call.options, tally)
 
     with (
-        mock.patch.object(differentiate, "save_memory", saved),
+        mock.patch.object(differentiate, "rewire_now", saved),
         mock.patch.object(step_budget, "_plan_on", planned),
     ):
         yield

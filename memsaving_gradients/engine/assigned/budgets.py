@@ -70,14 +70,14 @@ def plan_assigned(graph: tf.Graph, sites: Sequence[Site]) -> None:
                 f" may be more: {error}.",
                 BudgetWarning,
             )
-            for one in trials.as_asked().saved:
-                one.settle()
+            for driver in trials.as_asked().drivers:
+                driver.settle()
             return
         goal = _goal(trials, plain)
         trial = _kept(trials, goal)
     figures = (plain, trial.assigned)
-    for one in trial.saved:
-        one.settle(budget=goal.budget, chunks=figures, assigned=True)
+    for driver in trial.drivers:
+        driver.settle(budget=goal.budget, chunks=figures, assigned=True)
 
 
 def _goal(trials: Trials, plain: int) -> Goal:

@@ -13,7 +13,7 @@ from graph_tools.tf_private import graphs
 from graph_tools.xla.program import Program, compiled
 from memsaving_gradients.capture.rest_of_step import Whole
 from memsaving_gradients.engine import graph_state
-from memsaving_gradients.engine.rewire import Saved, save
+from memsaving_gradients.engine.driver.driver import Driver
 from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetError, PlanNote
 
@@ -29,13 +29,13 @@ class Trial:
 
     Attributes
     ----------
-    saved
-        For each call, the plan that it follows.
+    drivers
+        The driver of each call, which follows a plan.
     program
         The program that XLA compiled for the step; ``None``: it was not compiled.
     """
 
-    saved: Sequence[Saved]
+    drivers: Sequence[Driver]
     program: Program | None = None
 
     @property
@@ -47,12 +47,12 @@ class Trial:
     @property
     def is_plain(self) -> bool:
         """Whether all calls are plain, since nothing can be saved."""
-        return all(one.followed is None for one in self.saved)
+        return all(one.followed is None for one in self.drivers)
 
     @property
     def simulated(self) -> int:
         """The largest simulated peak of the calls, bytes."""
-        followed = [one.followed for one in self.saved if one.followed is not None]
+        followed = [one.followed for one in self.drivers if one.followed is not None]
         return max((one.outcome.plan.peak for one in followed), default=0)
 
 
@@ -124,21 +124,21 @@ class Trials:
 
     def take_back(self, trial: Trial) -> None:
         """Restore the step as it was before a trial."""
-        self._undo(trial.saved)
+        self._undo(trial.drivers)
 
     def _tried(self, sites: Sequence[Site]) -> Trial:
-        saved: list[Saved] = []
+        drivers: list[Driver] = []
         try:
             for site in sites:
-                saved.append(save(site))
+                drivers.append(Driver(site).follow())
         except BudgetError:
-            self._undo(saved)
+            self._undo(drivers)
             raise
-        return Trial(saved)
+        return Trial(drivers)
 
-    def _undo(self, saved: Sequence[Saved]) -> None:
-        for one in reversed(saved):
-            one.take_back()
+    def _undo(self, drivers: Sequence[Driver]) -> None:
+        for driver in reversed(drivers):
+            driver.take_back()
         idle = graph_state.idle(self.graph)
         idle.clear()
         idle.update(self._idle)

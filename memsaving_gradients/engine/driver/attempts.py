@@ -68,7 +68,7 @@ class Attempts:
     def start(self, *, alike: bool = False) -> None:
         """Start again, as after a change of the step. ``alike``: keep the needs and times of
         earlier plans, which tell whether a plan is worth trying now."""
-        self.site.count()
+        self.site.use_estimate()
         #: The fastest plan so far that keeps the budget.
         self._best: AppliedPlan | None = None
         if not alike:
@@ -225,7 +225,7 @@ class Attempts:
             If that plan breaks the budget, too; the graph is left as it was.
         """
         needs = [need for need, _ in self._earlier] if self.site.stopped else []
-        self.site.count()
+        self.site.use_estimate()
         while True:
             found, goal = self.least(), self.site.goal
             assert found is not None and goal is not None
@@ -234,9 +234,9 @@ class Attempts:
                 break
             needs.append(found.outcome.need)
             # The error names the least need over all estimates that differ, whatever the budget is.
-            if self.site.stopped or not self.site.count_less(TIE * found.outcome.need):
+            if self.site.stopped or not self.site.use_lower_estimate(TIE * found.outcome.need):
                 raise too_small(
-                    goal, self.site.or_plain(min(needs), goal.plain_need), self.site.stopped
+                    goal, self.site.capped_by_plain(min(needs), goal.plain_need), self.site.stopped
                 )
         other = self._tried(found.outcome, FEW_ATTEMPTS, quick=False)
         return other or self.again(self._best or found)
@@ -250,7 +250,7 @@ class Attempts:
         plan, asked = found.outcome.plan, found.outcome.plan.planned_for
         if not found.outcome.proposal.quick or asked is None or self.site.stopped:
             return followed or self.again(found)
-        self.site.count(found.outcome.estimate)
+        self.site.use_estimate(found.outcome.estimate)
         bound = plan.lower_bound
         for number in range(ROUNDS.fewest):
             outcome = self._outcome(partial(Search.at, asked=asked, quick=False))
@@ -295,7 +295,7 @@ class Attempts:
         """Switch to an estimate of the rest of the step that is lower by more than the executor may
         add to a plan, for the next plan; return whether there is one."""
         goal = self.site.goal
-        return goal is not None and self.site.count_less(EXECUTOR_ADDS * goal.budget)
+        return goal is not None and self.site.use_lower_estimate(EXECUTOR_ADDS * goal.budget)
 
     def if_it_saves(self, found: AppliedPlan | None) -> AppliedPlan | None:
         """Return ``found`` if it needs less than plain training in the executor's order, which its
@@ -327,7 +327,7 @@ class Attempts:
             warn_nothing_saved(site.graph, figures, what=said)
             return found
         take_back(site, found)
-        if site.is_other:
+        if site.differs_from_plain:
             unchanged = nothing_else(site, plan.mode, plan.planner)
             if unchanged.plan.allocated < most or (site.attention and site.attention.names):
                 return follow(site, unchanged)

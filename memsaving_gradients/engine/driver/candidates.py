@@ -22,7 +22,7 @@ from memsaving_gradients.planners.meter import is_clearly_less
 from memsaving_gradients.planners.proposal import SLACK
 from memsaving_gradients.transforms.loops.selection import WAYS
 
-__all__ = ["each_way", "first_candidate_that_fits"]
+__all__ = ["each_way", "first_candidate_that_fits", "treat"]
 
 
 def first_candidate_that_fits(attempts: Attempts) -> AppliedPlan | None:
@@ -45,7 +45,7 @@ def first_candidate_that_fits(attempts: Attempts) -> AppliedPlan | None:
         return _packed_or_not(attempts)
     refused: list[BudgetError] = []
     for number, way in enumerate(ways):
-        _treat(attempts, way)
+        treat(attempts, way)
         try:
             found = _packed_or_not(attempts)
         except BudgetError as error:
@@ -57,12 +57,13 @@ def first_candidate_that_fits(attempts: Attempts) -> AppliedPlan | None:
     raise min(refused, key=lambda error: error.least)
 
 
-def each_way(attempts: Attempts) -> Iterator[None]:
-    """Treat loops in one way after the other, and yield after each change."""
+def each_way(attempts: Attempts) -> Iterator[str | None]:
+    """Treat loops in one way after the other, and yield each way; ``None``: there are no loops to
+    replay."""
     ways: list[str | None] = [*attempts.site.loops.ways(WAYS)]
     for way in ways or [None]:
-        _treat(attempts, way)
-        yield
+        treat(attempts, way)
+        yield way
 
 
 def _ways(attempts: Attempts) -> list[str | None]:
@@ -77,7 +78,7 @@ def _ways(attempts: Attempts) -> list[str | None]:
         return [*loops.ways(WAYS)] or [None]
     if mode == "slowdown":
         return [_least_in_time(site)]
-    replays = mode in ("memory", "planner") or not (mode != "named" or site.call.kept)
+    replays = mode in ("memory", "planner") or (mode == "named" and not site.call.kept)
     return [*loops.ways(["segments" if replays else "keep"])] or [None]
 
 
@@ -94,7 +95,8 @@ def _least_in_time(site: Site) -> str | None:
     return ways[0]
 
 
-def _treat(attempts: Attempts, way: str | None) -> None:
+def treat(attempts: Attempts, way: str | None) -> None:
+    """Replay loops in another way, and start again."""
     attempts.site.treat_loops(way)
     attempts.start()
 
@@ -109,13 +111,13 @@ def _cheaper(
     site = attempts.site
     extra, way = found.outcome.plan.extra_time, ways[0]
     take_back(site, found)
-    _treat(attempts, ways[1])
+    treat(attempts, ways[1])
     seconds = site.original()[0].graph.total_seconds
     if site.capture().graph.total_seconds / max(seconds, 1e-12) - 1 < extra:
         other = _faster(site, extra, lambda: _packed_or_not(attempts, extra))
         if other is not None:
             return other
-    _treat(attempts, way)
+    treat(attempts, way)
     return _packed_or_not(attempts)
 
 

@@ -3,17 +3,24 @@ its step."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+from graph_tools.editing import original_view
+from graph_tools.editing.rewiring import Rewiring
 from graph_tools.errors import GraphError
+from graph_tools.tf_private import graphs
 from memsaving_gradients.budget import safe_bytes
+from memsaving_gradients.engine import graph_state, replicas
 from memsaving_gradients.engine.driver.attempt import AppliedPlan, follow, take_back
 from memsaving_gradients.engine.driver.attempts import Attempts
-from memsaving_gradients.engine.driver.candidates import each_way, first_candidate_that_fits
+from memsaving_gradients.engine.driver.candidates import each_way, first_candidate_that_fits, treat
+from memsaving_gradients.engine.feedback.notices import note_unused, warn_stopped
 from memsaving_gradients.engine.feedback.progress import showing
 from memsaving_gradients.engine.no_gc import uncollected
 from memsaving_gradients.engine.planning.outcome import Outcome
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
 from memsaving_gradients.engine.planning.within_limits import budget_of
-from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.site.simulations import as_it_is
 from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetError, PlanError
@@ -32,8 +39,10 @@ class Driver:
     attempts
         The plans that are tried for it.
     shared
-        The options and the plan of equal computations, such as replicas; their plan is followed
-        here as well if it fits. ``None``: there are none.
+        The options and the plan of equal computations; their plan is followed here as well if it
+        fits. By default, those of the site's replicas; ``None``: it has none.
+    followed
+        After `follow`: the plan that the computation follows; ``None``: its gradients are plain.
     at_least
         Whether the step follows the plan of least memory because no other one keeps the budget.
     loops_alone
@@ -44,15 +53,17 @@ class Driver:
         was no search.
     """
 
-    def __init__(self, site: Site, shared: Shared | None = None) -> None:
+    def __init__(self, site: Site, shared: replicas.Shared | None = None) -> None:
         self.site, self.shared = site, shared
         self.attempts = Attempts(site)
+        self.followed: AppliedPlan | None = None
         self.at_least = False
         self.loops_alone: list[tuple[int, float]] = []
         self.search: Search | None = None
 
-    def follow(self) -> AppliedPlan | None:
-        """Follow a plan with which the gradients keep the budget; ``None``: nothing can be saved.
+    def follow(self) -> Driver:
+        """Follow a plan with which the gradients keep the budget, and return ``self``. The caller
+        has to settle the plan, or take it back.
 
         Raises
         ------
@@ -60,16 +71,51 @@ class Driver:
             If no plan does; the graph is left as it was.
         """
         try:
+            self.shared = self.shared or replicas.shared(self.site)
             with showing(self.site.options.progress) as self.site.progress:
                 found = self._as_others_if_it_fits()
                 if found is None:
                     found = self._fitting()
                     if self.shared is not None and found is not None:
                         self.shared.plan = found.outcome.plan
-                return found
         except BaseException:
             self.site.abandon()
             raise
+        self.followed = found
+        # Later differentiation is to see the graph that TensorFlow built.
+        for rewiring in self._rewirings():
+            original_view.remember(self.site.graph, rewiring)
+        return self
+
+    def take_back(self) -> None:
+        """Restore the graph as TensorFlow built it, so that it can be planned anew."""
+        for rewiring in reversed(self._rewirings()):
+            original_view.forget(self.site.graph, rewiring)
+        take_back(self.site, self.followed)
+        self.site.restore()
+        self.followed = None
+
+    def settle(self, **changes: Any) -> None:
+        """Record the plan, with ``changes`` to its attributes, as the final one."""
+        site, followed = self.site, self.followed
+        if followed is None:
+            site.treat_loops(None)
+            return
+        position = followed.outcome.step.source.position
+        unread = (op for op in site.call.own if op.name not in position)
+        graph_state.idle(site.graph).update(map(graphs.creation_index, unread))
+        plan = replace(followed.outcome.plan, **changes)
+        graph_state.record(site.graph, plan)
+        note_unused(plan, [reference.deref().name for reference in site.encode])
+        if followed.outcome.stopped:
+            warn_stopped(plan, followed.outcome.stopped)
+
+    def _rewirings(self) -> list[Rewiring]:
+        """Return the edits of the graph, in their order."""
+        if self.followed is None:
+            return []
+        result = self.followed.result
+        return [self.site.packed.rewiring, *([] if result is None else [result.rewiring])]
 
     def least(self) -> Outcome | None:
         """Return the plan of least memory, which a budget error would name; the graph is left as it
@@ -106,19 +152,18 @@ class Driver:
     def _least(self) -> AppliedPlan | None:
         """Follow the plan of least memory, with loops replayed in the way that needs least."""
         self.at_least = True
-        best: tuple[int, int] | None = None
-        for number, _ in enumerate(each_way(self.attempts)):
+        best: tuple[int, str] | None = None
+        for way in each_way(self.attempts):
             found = self.attempts.least()
-            if self.site.loops.way is None:
-                # There is one way only.
+            if way is None:
                 return found
             take_back(self.site, found)
             if found is not None and (best is None or found.outcome.need < best[0]):
-                best = found.outcome.need, number
-        for number, _ in enumerate(each_way(self.attempts)):
-            if best is not None and number == best[1]:
-                return self.attempts.least()
-        return None
+                best = found.outcome.need, way
+        if best is None:
+            return None
+        treat(self.attempts, best[1])
+        return self.attempts.least()
 
     def _note_loops_alone(self) -> None:
         site = self.site

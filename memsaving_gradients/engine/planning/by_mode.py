@@ -57,7 +57,7 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
     most = simulate(step.graph, plain(step.graph)).peak
     schedule = proposal.schedule
     works = schedule.clones or schedule.chained or schedule.stored
-    if site.is_other and (not works or proposal.peak >= most):
+    if site.differs_from_plain and (not works or proposal.peak >= most):
         return nothing_else(site, mode, mode)
     if not works or (proposal.peak >= most and mode in _BY_MODE):
         warn_nothing_saved(site.graph, why_nothing(step, mode, most, site.loops.kept))
@@ -70,7 +70,7 @@ def by_mode(site: Site, mode: str) -> Outcome | None:
             what="tensors are recomputed, but that saves no memory",
         )
     found = Found(proposal, proposal.peak, None)
-    unpacked = original if site.is_other else None
+    unpacked = original if site.differs_from_plain else None
     plan = described(site, step, found, mode, mode, before=before, unpacked=unpacked)
     return Outcome(step, proposal, plan)
 

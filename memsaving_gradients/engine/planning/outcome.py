@@ -76,7 +76,7 @@ def described(
     """Describe a plan. ``unpacked``: the step before masks were packed and loops replayed, which
     counts as plain training."""
     packed = bool(site.packed.tensors)
-    earlier = unpacked if packed or site.is_other else None
+    earlier = unpacked if packed or site.differs_from_plain else None
     plan = describe(
         step,
         found,

@@ -98,7 +98,7 @@ def _applied(
         unpacked=unpacked if plan.mode in LIMITED or plan.loops else None,
     )
     untouched = schedule == plain(step.graph) and not plan.packed
-    if untouched and site.is_other:
+    if untouched and site.differs_from_plain:
         mine = replace(mine, simulation=as_it_is(site, step))
     return Outcome(step, proposal, mine, plain=untouched, given=plan)
 

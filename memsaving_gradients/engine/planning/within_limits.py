@@ -53,7 +53,10 @@ def within_limits(
     or of the planner saves memory. ``wanted``: picks the plan from a search for a budget.
     """
     options = site.options
-    state = _current(site)
+    state = seek(site) if site.search_state is None else site.search_state
+    if state is not None and state.estimate != site.estimate:
+        state = _estimated(site, state)
+    site.search_state = state
     if state is None:
         return None
     step, goal, search = state.step, state.goal, state.search
@@ -62,7 +65,7 @@ def within_limits(
     plain_need = chunk_bytes(state.before, site.gating)
     if search is None:
         assert goal is not None
-        if site.whole is None or site.in_whole:
+        if site.whole is None or site.covers_step:
             note_ample(site.graph, goal)
         untouched = Found(Meter(step.graph, site.gating).plain, plain_need, None)
         plan = described(site, step, untouched, mode, name, before=state.before, budget=budget)
@@ -107,16 +110,6 @@ def within_limits(
     return Outcome(step, found.proposal, plan, stopped=found.stopped, estimate=site.estimate)
 
 
-def _current(site: Site) -> SearchState | None:
-    """Return the site's search, for the estimate that is in use now; begin it if there is none yet.
-    ``None``, after a warning: the graph cannot be rewritten."""
-    state = seek(site) if site.search_state is None else site.search_state
-    if state is not None and state.estimate != site.estimate:
-        state = _estimated(site, state)
-    site.search_state = state
-    return state
-
-
 def switch_packing(site: Site) -> None:
     """Pack masks if they are not packed, else unpack them; search plans for that from now on."""
     state = site.search_state
@@ -137,7 +130,7 @@ def seek(site: Site) -> SearchState | None:
     unpacked, before = site.original()
     goal = _goal(site, before)
     ample = goal is not None and goal.budget >= safe_bytes(before, site.gating)
-    if ample and not site.is_other:
+    if ample and not site.differs_from_plain:
         return SearchState(step, unpacked, before, goal, None)
     if not site.pack():
         return SearchState(step, unpacked, before, goal, _search_of(site, step, before))

@@ -17,7 +17,8 @@ from graph_tools.graph.capture import OpGraph, capture
 from graph_tools.memory.executor import simulate_execution
 from graph_tools.memory.peak_tensors import with_names
 from graph_tools.memory.timeline import Part
-from graph_tools.tf_private import autodiff, graphs
+from graph_tools.memory.whole_function import simulate_function
+from graph_tools.tf_private import graphs
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.engine import graph_state
 from memsaving_gradients.engine.call import Call
@@ -42,7 +43,7 @@ class Computation(Protocol):
     call: Call
 
     @property
-    def in_whole(self) -> bool:
+    def covers_step(self) -> bool:
         """Whether simulations cover the whole step."""
 
     @property
@@ -64,12 +65,12 @@ def simulate_plain(site: Computation, step: CapturedStep) -> Simulation:
 
 def as_it_is(site: Computation, step: CapturedStep) -> Simulation:
     """Return the simulation of gradients that no plan rewrites; loops, blocks, masks stay."""
-    return simulate_traced(site) if site.in_whole else simulate_plain(site, step)
+    return simulate_traced(site) if site.covers_step else simulate_plain(site, step)
 
 
 def simulate_rewritten(site: Computation, result: Rewrite, extra_seconds: float) -> Simulation:
     """Return the simulation of the step that was just rewritten."""
-    if site.in_whole:
+    if site.covers_step:
         return simulate_traced(site, extra_seconds)
     grads = [result.replaced.get(t.ref(), t) for t in site.call.flat]
     return _simulate_built(site, grads, (), extra_seconds)
@@ -98,10 +99,9 @@ def simulate_traced(site: Computation, extra_seconds: float = 0.0) -> Simulation
 
 def simulate_all(site: Computation, extra_seconds: float = 0.0) -> tuple[OpGraph, Simulation]:
     """Return the step captured for `simulate_traced`, and the simulation."""
-    graph = site.call.graph
-    ops = capture(autodiff.ends_of(graph), home=site.call.home)
-    held = [ops.value(tensor) for tensor in autodiff.outputs_of(graph)]
-    return ops, _simulated(site, ops, held, extra_seconds)
+    call = site.call
+    ops, simulated = simulate_function(call.graph, call.options.batch, call.home)
+    return ops, _named(site, Simulation.of(simulated, extra_seconds), ops)
 
 
 def _simulate_built(
@@ -113,7 +113,7 @@ def _simulate_built(
     call = site.call
     ops = capture(
         grads,
-        besides=[*call.ends, *(t for t, _ in others)],
+        unfetched=[*call.ys, *(t for t, _ in others)],
         late=graphs.creation_index(call.first_operation),
         without=site.ignored_edges,
         home=call.home,

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import tensorflow as tf
 
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.errors import GraphError
+from graph_tools.memory.timeline import MANY_OPS
 from graph_tools.ops.sizes import Bytes
-from graph_tools.ops.trip_counts import UNKNOWN_STEPS, tell_steps
+from graph_tools.ops.trip_counts import UNKNOWN_STEPS, set_unknown_steps
 from graph_tools.ops.variant_bytes import guessed_loops, note_copies
 from graph_tools.tf_private import graphs
 from memsaving_gradients.budget import Goal
@@ -24,7 +24,6 @@ from memsaving_gradients.engine.call import Call
 from memsaving_gradients.engine.site.search_state import SearchState
 from memsaving_gradients.engine.site.simulations import simulate_plain
 from memsaving_gradients.planners.budget_search import FLOORS
-from memsaving_gradients.planners.meter import MANY_OPS
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.transforms.loops.selection import Loops, Replayed
 from memsaving_gradients.transforms.packing.packing import Packed, pack
@@ -77,7 +76,7 @@ class Site:
         self.graph, self.grads, self.home = call.graph, call.flat, call.home
         self.options, self.attention, self.encode = call.options, call.attention, call.encode
         self.xla = call.xla
-        tell_steps(self.graph, self.options.loop_steps)
+        set_unknown_steps(self.graph, self.options.loop_steps)
         if self.xla:
             note_copies(self.graph)
         self.search_state: SearchState | None = None
@@ -101,7 +100,7 @@ class Site:
         return len(self.call.operations) > MANY_OPS
 
     @property
-    def in_whole(self) -> bool:
+    def covers_step(self) -> bool:
         """Whether simulations cover the whole step."""
         return self.whole is not None and self.whole.share is None
 
@@ -147,7 +146,7 @@ class Site:
 
         The first call must come before all edits of the graph.
         """
-        whole = self.whole if self.in_whole else None
+        whole = self.whole if self.covers_step else None
         if self._original is None:
             step = self.capture()
             self._original = step, simulate_plain(self, step) if whole is None else whole.plain
@@ -169,7 +168,7 @@ class Site:
             self._captured = None
 
     @property
-    def is_other(self) -> bool:
+    def differs_from_plain(self) -> bool:
         """Whether plans are made for a step other than TensorFlow's: with replayed loops, or with
         attention in blocks."""
         return bool(self.loops.replayed or (self.attention is not None and self.attention.names))
@@ -190,10 +189,9 @@ class Site:
 
     def _capture(self) -> CapturedStep:
         options = self.options
-        more: dict[str, Any] = {"profile": True} if options.profile else {}
         step = capture_step(
             graphs.creation_index(self.call.first_operation),
-            self.call.ends,
+            self.call.ys,
             self.grads,
             batch=options.batch,
             hold_gradients=self.call.holds_gradients,
@@ -201,10 +199,10 @@ class Site:
             # XLA chooses its own order for sums of few addends, whatever op expresses them.
             short_sums=not self.xla,
             idle=graph_state.idle(self.graph),
-            beside=self.late_forward_ops,
+            early=self.late_forward_ops,
             without=self.ignored_edges,
             home=self.home,
-            **more,
+            profile=options.profile,
         )
         if (rest := self._rest_beside(step)) is not None:
             step = with_rest(step, self.grads, rest.estimates[self.estimate])
@@ -213,14 +211,14 @@ class Site:
     def _rest_beside(self, step: CapturedStep) -> Rest | None:
         """Return the estimates of the rest of the step; ``None``: gradients are planned alone."""
         whole = self.whole
-        if whole is None or whole.source is None or whole.run is None or not self.in_whole:
+        if whole is None or whole.source is None or whole.run is None or not self.covers_step:
             return None
         if self._rest is None:
             counted, hold = step.source.position.keys(), self.call.holds_gradients
             self._rest = Rest(self.grads, counted, whole.source, whole.run, hold, whole.updates)
         return self._rest
 
-    def count_less(self, least: float) -> bool:
+    def use_lower_estimate(self, least: float) -> bool:
         """Switch to the next estimate of the rest of the step that is lower, for some gradient, by
         more than ``least`` bytes; return whether there is one."""
         if self._rest is None or self.search_state is None:
@@ -235,10 +233,10 @@ class Site:
         found = next(less, None)
         if found is None:
             return False
-        self.count(found)
+        self.use_estimate(found)
         return True
 
-    def count(self, estimate: int = 0) -> None:
+    def use_estimate(self, estimate: int = 0) -> None:
         """Use this estimate from now on; number 0 is all that the rest of the step may take."""
         if estimate != self.estimate:
             self.estimate, self._captured = estimate, None
@@ -277,7 +275,7 @@ class Site:
         """The budget that plans have to keep; ``None``: there is none, or it is not known yet."""
         return None if self.search_state is None else self.search_state.goal
 
-    def or_plain(self, need: int, plain_need: int) -> int:
+    def capped_by_plain(self, need: int, plain_need: int) -> int:
         """Return the lower of the needs of a plan and of plain training; the latter does not count
         if the user asked for a way to treat loops."""
         return min(need, plain_need) if self.options.loops == "auto" else need
