@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from benchmarks.allocation_trace import AllocationEvent, alive_at_peak
 from graph_tools.editing.rewiring import CLONE_SUFFIX
 from graph_tools.graph.capture import capture
-from graph_tools.memory.allocation_trace import AllocationEvent, alive_at_peak
 from graph_tools.ops import op_types
 from graph_tools.tf_private import autodiff, graphs
 

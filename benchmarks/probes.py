@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.allocation_trace import allocation_events, requested_peak
 from benchmarks.steps import Step, make_step
-from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 from graph_tools.memory.measure import measure_peak, time_ratio
 from graph_tools.xla.program import compiled
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import memsaving_gradients as ms
 from benchmarks import at_peak
+from benchmarks.allocation_trace import allocation_events, requested_peak
 from benchmarks.at_peak import kinds_of, parts_at_peak
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
 from benchmarks.measuring import fresh
@@ -25,7 +26,6 @@ from benchmarks.networks import build
 from benchmarks.planning.simulation import NETWORKS
 from benchmarks.steps import make_optimizer, make_step
 from benchmarks.tables import mark
-from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 from memsaving_gradients.analysis.study import Study, asked
 from memsaving_gradients.planners import Limits, auto
 from memsaving_gradients.schedules.schedule import plain

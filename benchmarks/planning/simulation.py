@@ -2,7 +2,7 @@
 
 Each row is a network and a way to train it. The measured peak is the worst of five steps after two
 warm-ups, in a process of its own. Chunks come from the allocator's statistics, and requested bytes
-from the profiler's list of allocations (`graph_tools.memory.allocation_trace`). An error is the
+from the profiler's list of allocations (`benchmarks.allocation_trace`). An error is the
 relative deviation of the simulated peak; below zero, the simulation promised too little.
 """
 
@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import memsaving_gradients as ms
+from benchmarks.allocation_trace import allocation_events, requested_peak
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results
 from benchmarks.measuring import fresh
 from benchmarks.steps import make_step
-from graph_tools.memory.allocation_trace import allocation_events, requested_peak
 from graph_tools.memory.measure import measure_peak
 from memsaving_gradients.budget import chunk_bytes
 

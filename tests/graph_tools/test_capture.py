@@ -162,11 +162,11 @@ def test_what_may_never_be_asked_for_is_optional(graph):
     x = v1.placeholder(tf.float32, [4])
     y = tf.tanh(x)
     z = tf.sin(y)
-    found = capture([y], besides=[z])
+    found = capture([y], unfetched=[z])
     assert types(found) == ["Placeholder", "Tanh", "Sin"]
     assert found.optional.tolist() == [False, False, True]
     assert found.readers == [[1], [], []]
-    assert not capture([z], besides=[y]).optional.any()
+    assert not capture([z], unfetched=[y]).optional.any()
 
 
 def test_a_reduction_of_unknown_shape_is_no_larger_than_what_it_reduces(graph):

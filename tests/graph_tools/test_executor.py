@@ -175,7 +175,7 @@ def test_a_view_of_several_tensors_holds_none_of_them():
 
 def run_views() -> list[bool]:
     """Return whether slices of several kinds have no buffer of their own at run time."""
-    from graph_tools.memory.allocation_trace import allocation_events
+    from benchmarks.allocation_trace import allocation_events
 
     answers = []
     for cut in (lambda x: tf.unstack(x)[1], lambda x: x[1:3], lambda x: x[:, :32]):
@@ -248,7 +248,7 @@ def test_where_buffers_are_large_a_step_runs_as_planned(planner, monkeypatch):
 def run_normalizations(dtype: str) -> dict[str, int]:
     """Return the simulated and the requested bytes of a chain of convolutions, batch normalizations
     and ReLUs."""
-    from graph_tools.memory.allocation_trace import allocation_events, requested_peak
+    from benchmarks.allocation_trace import allocation_events, requested_peak
 
     filters = tf.Variable(tf.ones([8, 1, 1, 32, 32], dtype) / 32)
     simulated = []

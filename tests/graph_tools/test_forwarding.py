@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from graph_tools.memory.allocation_trace import allocation_events
+from benchmarks.allocation_trace import allocation_events
 from graph_tools.ops import op_types
 from tests.helpers.fresh import fresh
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+from benchmarks.allocation_trace import allocation_events
 from graph_tools.costs.estimates import op_seconds
 from graph_tools.costs.function_bodies import inside
-from graph_tools.memory.allocation_trace import allocation_events
 from graph_tools.ops.trip_counts import steps_of, trip_count
 from graph_tools.ops.variant_bytes import variant_bytes
 from graph_tools.tf_private import loops

@@ -49,7 +49,7 @@ def step_of(kind: str) -> tf.types.experimental.ConcreteFunction:
 
 
 def peaks(kind: str) -> dict[str, float]:
-    from graph_tools.memory.allocation_trace import allocation_events, requested_peak
+    from benchmarks.allocation_trace import allocation_events, requested_peak
 
     concrete = step_of(kind)
     x = tf.ones([8, WIDTH])

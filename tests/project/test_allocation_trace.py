@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from graph_tools.memory.allocation_trace import alive_at_peak, allocation_events, requested_peak
+from benchmarks.allocation_trace import alive_at_peak, allocation_events, requested_peak
 from graph_tools.memory.measure import MeasurementError, measure_peak
 from tests.helpers.fresh import fresh
 
@@ -41,7 +41,7 @@ def three_squares() -> dict:
 
 @pytest.fixture(scope="module")
 def squares() -> dict:
-    return fresh("tests.graph_tools.test_allocation_trace:three_squares")
+    return fresh("tests.project.test_allocation_trace:three_squares")
 
 
 def test_every_op_asks_for_its_output_once(squares):
@@ -92,6 +92,6 @@ def silent() -> str:
 
 
 def test_a_device_that_notes_nothing_is_named():
-    message = fresh("tests.graph_tools.test_allocation_trace:silent")
+    message = fresh("tests.project.test_allocation_trace:silent")
     assert "/device:GPU:7" in message
     assert "TF_CPU_ALLOCATOR_USE_BFC" in message
