@@ -1,6 +1,6 @@
 """Tools for TensorFlow graphs: capture, sizes, separators, bytes over a step, editing, measuring.
 
-The package knows TensorFlow graphs and networkx. It plans nothing, and knows no budgets.
+The package knows TensorFlow graphs, and nothing of budgets and plans.
 """
 
 from __future__ import annotations

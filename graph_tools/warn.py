@@ -11,7 +11,7 @@ from typing import Any
 
 from graph_tools.tf_private import graphs
 
-__all__ = ["PACKAGES", "warn"]
+__all__ = ["warn"]
 
 #: A warning never points at a line in one of these packages.
 PACKAGES = ("graph_tools", "memsaving_gradients", "tensorflow", "keras")

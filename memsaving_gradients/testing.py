@@ -173,8 +173,9 @@ def _recorded(seen: list[_Seen]) -> Iterator[None]:
 
     def differentiate(inner: Any, ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         grads = inner(ys, xs, *args, **kwargs)
-        # Gradients of a called function, in its own graph, are left to TensorFlow.
-        if kwargs.get("src_graph", args[7] if len(args) > 7 else None) is None:
+        # Gradients of a called function, in a graph of their own, are left to TensorFlow.
+        graph = hooks.source_graph(ys, xs, *args, **kwargs)
+        if graph is tf.compat.v1.get_default_graph():
             note(grads, xs)
         return grads
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE = tuple(
     f"{room}/{name}"
     for room, names in {
-        "project": "versions",
+        "project": "versions allocation_trace",
         "promises": (
             "exact_dtypes exact_second_order exact_constructs exact_models exact_training exact_xla"
             " distribution"
@@ -29,7 +29,7 @@ CORE = tuple(
             "loops loops_effects loops_forms loops_variables loops_keras loops_keras_fit"
             " attention_layers"
         ),
-        "graph_tools": "capture measure allocation_trace profiles op_types variables",
+        "graph_tools": "capture measure profiles op_types variables",
         "planners": "short_sums budgets",
         "engine": "patching patching_blocks marks whole_step",
         "rewriting": "optimizer_ops offload",

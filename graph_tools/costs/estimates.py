@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +34,6 @@ __all__ = [
     "BYTES_PER_SECOND",
     "FLOPS_PER_SECOND",
     "START_SECONDS",
-    "Speeds",
     "op_flops",
     "op_seconds",
     "op_workspace",
@@ -49,22 +47,6 @@ BYTES_PER_SECOND = 2e10
 #: Fact: the executor's time to start an op. Measured: 1.4 µs an op of an unrolled LSTM and of a
 #: small Transformer with one thread, more with several.
 START_SECONDS = 2e-6
-
-
-class Speeds(NamedTuple):
-    """The speed of a processor, and the time that it takes to start an op.
-
-    Attributes
-    ----------
-    flops, bytes
-        Floating point operations, and bytes moved, per second.
-    start
-        Seconds before an op begins.
-    """
-
-    flops: float = FLOPS_PER_SECOND
-    bytes: float = BYTES_PER_SECOND
-    start: float = START_SECONDS
 
 
 _PRODUCTS = {
@@ -285,13 +267,9 @@ def _last_uses(graph: OpGraph, batch: int, held: Sequence[int]) -> dict[int, int
     return {root: op for root, op in uses if sizes[root] and root not in kept}
 
 
-def op_seconds(graph: OpGraph, batch: int, speeds: Speeds | None = None) -> npt.NDArray[np.float64]:
+def op_seconds(graph: OpGraph, batch: int) -> npt.NDArray[np.float64]:
     """Return the estimated seconds of every op of ``graph``; views, sources and folded constants
-    take none.
-
-    ``speeds``: the processor's; by default two cores'. (Loops and branches always use the default.)
-    """
-    speeds = speeds or Speeds()
+    take none."""
     sizes = graph.value_bytes(batch)
     for value in np.flatnonzero(graph.source).tolist():
         if graph.storage[value] == value:  # has no bytes in the step, but is read
@@ -311,14 +289,14 @@ def op_seconds(graph: OpGraph, batch: int, speeds: Speeds | None = None) -> npt.
         if no_work or kind in op_types.VIEWS or kind in op_types.SOURCES:
             continue
         if kind in _LOOKED_INTO and (within := inside(op, batch, op_seconds)) is not None:
-            seconds[i] = speeds.start + within.seconds
+            seconds[i] = START_SECONDS + within.seconds
             continue
         moved = sum(read[v] for v in outputs)
         if kind not in _READ_NOTHING:
             moved += sum(read[v] for v in graph.inputs[i])
-        traffic = moved * _PASSES.get(kind, 1.0) / speeds.bytes
+        traffic = moved * _PASSES.get(kind, 1.0) / BYTES_PER_SECOND
         if kind in _COUNTED:
-            speed = speeds.flops * _EFFICIENCY.get(kind, 1.0)
+            speed = FLOPS_PER_SECOND * _EFFICIENCY.get(kind, 1.0)
             traffic = max(traffic, op_flops(op, batch) / speed)
-        seconds[i] = speeds.start + traffic
+        seconds[i] = START_SECONDS + traffic
     return seconds

@@ -28,10 +28,10 @@ from graph_tools.notes import notes
 from graph_tools.ops import op_types
 from graph_tools.ops.in_place import taken_over
 from graph_tools.ops.sizes import tensor_bytes
-from graph_tools.ops.trip_counts import steps_of, told_steps
+from graph_tools.ops.trip_counts import steps_of, unknown_steps
 from graph_tools.tf_private import autodiff, loops
 
-__all__ = ["Inside", "OpSeconds", "inside", "last_readers"]
+__all__ = ["Inside", "inside", "last_readers"]
 
 #: A function that returns the seconds of each op of a graph at a batch.
 OpSeconds: TypeAlias = Callable[[OpGraph, int], npt.NDArray[np.float64]]
@@ -71,7 +71,7 @@ def inside(
     takes = []
     for body in bodies:
         found = notes(body, _Known)
-        key = batch, len(body.get_operations()), compiled, told_steps(body), args
+        key = batch, len(body.get_operations()), compiled, unknown_steps(body), args
         if key not in found:
             found[key] = _step(
                 body, batch, op_seconds, called=not is_loop, compiled=compiled, given=args
@@ -98,7 +98,7 @@ def _step(
     The inputs of a ``called`` function count outside of it, to its end, except the ``given`` ones.
     ``compiled``: whether XLA compiles it, with kernels of its own.
     """
-    graph = capture(autodiff.ends_of(body), besides=body.inputs)
+    graph = capture(autodiff.ends_of(body), unfetched=body.inputs)
     sizes, storage = graph.value_bytes(batch).tolist(), graph.storage.tolist()
     ends = [storage[graph.value(t)] for t in body.outputs]
     begins = [] if called else [graph.value(t) for t in body.inputs]

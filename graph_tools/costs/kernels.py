@@ -35,7 +35,7 @@ import tensorflow as tf
 
 from graph_tools.tf_private import graphs
 
-__all__ = ["Input", "Kernel", "Measured", "default_device", "measure", "threads"]
+__all__ = ["ROUNDS", "Input", "Kernel", "Measured", "default_device", "measure", "threads"]
 
 #: Copies of an op in one run. Chosen by judgement.
 COPIES = 6
@@ -126,10 +126,10 @@ def measure(kernel: Kernel, device: str) -> Measured | None:
         return None
 
 
-def _fastest(session: tf.compat.v1.Session, fetch: Any, feed: Feed, runs: int = 5) -> float:
+def _fastest(session: tf.compat.v1.Session, fetch: Any, feed: Feed) -> float:
     session.run(fetch, feed)
     times = []
-    for _ in range(runs):
+    for _ in range(5):
         start = time.perf_counter()
         session.run(fetch, feed)
         times.append(time.perf_counter() - start)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +49,6 @@ NEGLIGIBLE = 0.002
 WEIGHTY = 0.01
 #: A kernel with more bytes of inputs is not run.
 LARGEST = 1 << 30
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,35 +86,17 @@ def estimated(graph: OpGraph, batch: int) -> Costs:
     return Costs(estimates.op_seconds(graph, batch), estimates.op_workspace(graph, batch))
 
 
-def measured(
-    graph: OpGraph,
-    batch: int,
-    *,
-    device: str | None = None,
-    progress: Progress | None = None,
-    limit: float = LIMIT,
-) -> Costs:
-    """Return costs measured on ``device`` at a batch of ``batch`` examples.
+def measured(graph: OpGraph, batch: int) -> Costs:
+    """Return costs measured on the device on which TensorFlow places ops, at a batch of ``batch``
+    examples. The graph itself is not run.
 
-    Parameters
-    ----------
-    graph
-        A captured graph, which is not run.
-    batch
-        The size of the unknown batch dimension.
-    device
-        ``"CPU:0"`` or ``"GPU:0"``; by default the device on which TensorFlow places ops.
-    progress
-        A function, called with the number of kernels done and the number of all. If it raises, the
-        measurement ends, and the costs measured until then are kept.
-    limit
-        Seconds after which no further kernel is measured.
+    If an exception ends the measurement, the costs measured until then are kept on disk.
     """
-    device = device or kernels.default_device()
+    device = kernels.default_device()
     static = estimates.op_seconds(graph, batch)
     found, keys = _kernels(graph, batch, static)
     cache = CostCache(describe(device))
-    _measure(_worthwhile(found, keys, static, cache), cache, device, progress, limit)
+    _measure(_worthwhile(found, keys, static, cache), cache, device)
     seconds, workspace = static.copy(), estimates.op_workspace(graph, batch)
     known = np.zeros(len(graph.ops), np.bool_)
     for i, key in enumerate(keys):
@@ -143,26 +123,16 @@ def _scale(
     return float(seconds[group].sum() / static[group].sum()) if static[group].any() else 1.0
 
 
-def _measure(
-    wanted: list[tuple[str, Kernel]],
-    cache: CostCache,
-    device: str,
-    progress: Progress | None,
-    limit: float,
-) -> None:
+def _measure(wanted: list[tuple[str, Kernel]], cache: CostCache, device: str) -> None:
     if not wanted:
         return
-    end = time.perf_counter() + limit
+    end = time.perf_counter() + LIMIT
     try:
-        for done, (key, kernel) in enumerate(wanted):
-            if progress is not None:
-                progress(done, len(wanted))
+        for key, kernel in wanted:
             if time.perf_counter() > end:
                 break
             before, found = cache.entries.get(key), kernels.measure(kernel, device)
             cache.entries[key] = min(filter(None, (before, found)), default=None)
-        if progress is not None:
-            progress(len(wanted), len(wanted))
     finally:
         cache.write()
 

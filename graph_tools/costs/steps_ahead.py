@@ -38,9 +38,9 @@ def bytes_ahead(loop: tf.Operation, batch: int) -> int:
     parallel = min(loop.get_attr("parallel_iterations"), steps_of(loop))
     if parallel < 2:
         return 0
-    graph = capture(body.outputs, besides=body.inputs)
+    graph = capture(body.outputs, unfetched=body.inputs)
     waits, late = _waiting(graph, body)
-    read = ancestors([t.op for t in condition.outputs], Edges(()))
+    read = ancestors([t.op for t in condition.outputs], Edges())
     if any(condition.inputs[i].op in read for i in late):
         return 0
     return (parallel - 1) * _held(graph, waits, batch)

@@ -65,9 +65,7 @@ def as_built(graph: tf.Graph) -> Iterator[None]:
 @cache
 def _set_up() -> None:
     def differentiate(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # src_graph, the tenth parameter: the graph to differentiate, if it is not the current one.
-        graph = kwargs.get("src_graph") or (args[9] if len(args) > 9 else None)
-        with as_built(graph if graph is not None else tf.compat.v1.get_default_graph()):
+        with as_built(hooks.source_graph(*args, **kwargs)):
             return inner(*args, **kwargs)
 
     # Other wrappers of the differentiation edit graphs; the view must not undo their edits.

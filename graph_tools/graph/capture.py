@@ -40,7 +40,7 @@ from graph_tools.tf_private import graphs
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["OpGraph", "capture"]
+__all__ = ["LARGEST_FOLDED_BY_GRAPPLER", "OpGraph", "capture"]
 
 #: Fact: bytes. TensorFlow computes larger results of constants at each step
 #: (``constant_folding.h``, TensorFlow 2.16 to 2.21).
@@ -176,9 +176,9 @@ def capture(
     targets: Iterable[tf.Tensor | tf.Operation],
     *,
     stop: Iterable[tf.Tensor] = (),
-    besides: Iterable[tf.Tensor] = (),
+    unfetched: Iterable[tf.Tensor] = (),
     late: int | None = None,
-    beside: Collection[tf.Operation] = (),
+    early: Collection[tf.Operation] = (),
     without: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
     home: Home | None = None,
 ) -> OpGraph:
@@ -191,13 +191,13 @@ def capture(
         traced or already traced).
     stop
         Tensors at which the capture ends; their ops are captured without inputs.
-    besides
+    unfetched
         Tensors that are captured as well, but may never be fetched (losses: gradients seldom need
         them).
     late
         Ops created from this number on come after all others, except ops that an earlier op needs:
         the gradient of a loop gives new inputs to the loop.
-    beside
+    early
         Ops that come right after the last op that they read, whenever they were created; they are
         not late.
     without
@@ -224,7 +224,7 @@ def capture(
     """
     cut = {t.op for t in stop}
     roots = [t if isinstance(t, tf.Operation) else t.op for t in targets]
-    others = [t.op for t in besides]
+    others = [t.op for t in unfetched]
     homes = {id(op.graph) for op in (*roots, *others)}
     if len(homes) > 1:
         raise GraphError(f"targets belong to {len(homes)} different graphs")
@@ -232,12 +232,12 @@ def capture(
     asked = ancestors(roots, edges)
     found = ancestors(others, edges, asked)
     keep_order_of_collectives(found, edges)
-    ops = ordered(sorted(found, key=by_creation(beside, edges)), edges)
+    ops = ordered(sorted(found, key=by_creation(early, edges)), edges)
     if late is not None:
-        early = [op for op in ops if graphs.creation_index(op) < late or op in beside]
-        needed = ancestors(early, edges)
+        before = [op for op in ops if graphs.creation_index(op) < late or op in early]
+        needed = ancestors(before, edges)
         ops.sort(key=lambda op: op not in needed)
-    return _describe(ops, edges, asked, late, beside, home)
+    return _describe(ops, edges, asked, late, early, home)
 
 
 def _describe(
@@ -245,7 +245,7 @@ def _describe(
     edges: Edges,
     asked: set[tf.Operation],
     late: int | None,
-    beside: Collection[tf.Operation],
+    early: Collection[tf.Operation],
     home: Home | None,
 ) -> OpGraph:
     inputs: list[tuple[int, ...]] = []
@@ -272,10 +272,10 @@ def _describe(
         first_value.append(len(values.producer))
         # The output of a late op must not count as a part of an early buffer, which may be dropped
         # before, and recomputed.
-        early = late is None or graphs.creation_index(op) < late or op in beside
+        is_early = late is None or graphs.creation_index(op) < late or op in early
         # A variable of another device is copied here when it is read.
         is_source = values.fold(op, reads, copies) or (op.type in op_types.SOURCES and here[i])
-        values.add(i, op, reads, is_source, early)
+        values.add(i, op, reads, is_source, is_early)
     if not all(here):
         values.leave_out(here, inputs)
     return OpGraph(

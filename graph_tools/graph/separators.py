@@ -23,7 +23,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["articulation_points", "frontier", "frontier_bytes"]
+__all__ = ["IntArray", "articulation_points", "frontier", "frontier_bytes"]
 
 IntArray = npt.NDArray[np.int64]
 

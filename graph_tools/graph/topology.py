@@ -35,7 +35,7 @@ class Edges(dict[tf.Operation, tuple[list[tuple[tf.Operation, int]], list[tf.Ope
 
     def __init__(
         self,
-        cut: Collection[tf.Operation],
+        cut: Collection[tf.Operation] = (),
         without: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
     ) -> None:
         super().__init__((op, ([], [])) for op in cut)
@@ -101,15 +101,15 @@ def ordered(ops: list[tf.Operation], edges: Edges) -> list[tf.Operation]:
 
 
 def by_creation(
-    beside: Collection[tf.Operation], edges: Edges
+    early: Collection[tf.Operation], edges: Edges
 ) -> Callable[[tf.Operation], tuple[int, int]]:
-    """Return a sort key: an op's creation; an op of ``beside`` follows the last op it reads."""
+    """Return a sort key: an op's creation; an ``early`` op follows the last op it reads."""
     place: dict[tf.Operation, tuple[int, int]] = {}
 
     def key(op: tf.Operation) -> tuple[int, int]:
         return place.get(op) or (graphs.creation_index(op), -1)
 
-    for op in sorted(beside, key=graphs.creation_index):
+    for op in sorted(early, key=graphs.creation_index):
         last, _ = max((key(before) for before in edges.before(op)), default=(0, 0))
         place[op] = last, graphs.creation_index(op)
     return key

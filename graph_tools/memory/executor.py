@@ -44,10 +44,11 @@ import tensorflow as tf
 
 from graph_tools.costs import estimates
 from graph_tools.graph.capture import OpGraph
+from graph_tools.graph.separators import IntArray
 from graph_tools.grappler.common_subexpressions import equal_ops, results_as_one
 from graph_tools.grappler.constant_folding import folded
 from graph_tools.grappler.merged_sums import merged_sums
-from graph_tools.memory.liveness import IntArray, timeline
+from graph_tools.memory.liveness import timeline
 from graph_tools.memory.regions import first_region
 from graph_tools.memory.timeline import CHANCE, MANY_OPS, Timeline
 from graph_tools.memory.variables import (

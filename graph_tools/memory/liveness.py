@@ -8,11 +8,10 @@ step are one running sum over births and deaths. The computation is linear and v
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-__all__ = ["IntArray", "requested_peak", "timeline"]
+from graph_tools.graph.separators import IntArray
 
-IntArray = npt.NDArray[np.int64]
+__all__ = ["requested_peak", "timeline"]
 
 
 def timeline(born: IntArray, dies: IntArray, size: IntArray, steps: int) -> IntArray:

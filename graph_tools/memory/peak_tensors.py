@@ -14,7 +14,7 @@ import numpy as np
 
 from graph_tools.memory.timeline import Alive, Part, Timeline
 
-__all__ = ["MOST_NAMED", "with_names"]
+__all__ = ["with_names"]
 
 #: Layout: the number of buffers that get names in a message.
 MOST_NAMED = 24

@@ -19,10 +19,10 @@ import tensorflow as tf
 from graph_tools.notes import notes
 from graph_tools.ops import op_types
 from graph_tools.ops.slices import slice_length
-from graph_tools.ops.trip_counts import behind_identities, told_steps, whole_steps
+from graph_tools.ops.trip_counts import behind_identities, unknown_steps, whole_steps
 from graph_tools.tf_private import loops
 
-__all__ = ["UNKNOWN_DIM", "Count", "elements", "most_chosen", "rows"]
+__all__ = ["Count", "elements", "most_chosen", "rows"]
 
 #: The size to assume for unknown dimensions other than the batch.
 UNKNOWN_DIM = 64
@@ -44,10 +44,10 @@ class Count(NamedTuple):
 
 
 class _Rows(dict[int, Count | None]):
-    """The rows of an op's outputs, by the op's id (``None``: nothing bounds them); ``told``: the
-    result of `told_steps` when the rows were counted."""
+    """The rows of an op's outputs, by the op's id (``None``: nothing bounds them); ``steps``: the
+    result of `unknown_steps` when the rows were counted."""
 
-    told: int | None = None
+    steps: int | None = None
 
 
 def elements(tensor: tf.Tensor) -> Count:
@@ -77,9 +77,9 @@ def rows(tensor: tf.Tensor) -> Count:
     """Return the maximum of the one unknown dimension of ``tensor``; if nothing bounds it, the
     batch."""
     known = notes(tensor.graph, _Rows)
-    if (told := told_steps(tensor.graph)) != known.told:
+    if (steps := unknown_steps(tensor.graph)) != known.steps:
         known.clear()
-        known.told = told
+        known.steps = steps
     stack = [(tensor.op, False)]
     while stack:
         op, ready = stack.pop()

@@ -18,7 +18,6 @@ __all__ = [
     "ASSIGNS",
     "AXES",
     "CHOOSERS",
-    "COLLECTIVES",
     "CONCATENATIONS",
     "ELEMENTS",
     "EXPENSIVE",
@@ -38,6 +37,7 @@ __all__ = [
     "READS",
     "REDUCTIONS",
     "REFERENCE_VARIABLES",
+    "RESERVES",
     "SHAPES",
     "SHAPE_READERS",
     "SIZED_BY_INPUTS",
@@ -55,6 +55,7 @@ __all__ = [
     "is_split",
     "is_stateful",
     "reads_known_shapes",
+    "reads_shapes",
 ]
 
 #: Output i is the buffer of input i (or of input 0): no bytes, no time.

@@ -18,7 +18,7 @@ from graph_tools.ops import op_types
 from graph_tools.ops.elements import elements
 from graph_tools.tf_private import graphs
 
-__all__ = ["Bytes", "tensor_bytes"]
+__all__ = ["Bytes", "is_guess", "tensor_bytes"]
 
 
 class Bytes(NamedTuple):

@@ -4,7 +4,7 @@ A bound is ``maximum_iterations``, or a counter that the condition compares with
 known before the loop runs. That number may be a constant, a dimension, an argument of a function,
 or the number of steps of another loop. The rest of a condition can only end a loop sooner. Numbers
 from other sources are noted on the loop (`note_steps`). If a loop shows no bound, a caller may give
-one (`tell_steps`). O(ops of the condition), plus one scan of each graph for its calls.
+one (`set_unknown_steps`). O(ops of the condition), plus one scan of each graph for its calls.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = [
     "known_steps",
     "note_steps",
     "noted_steps",
+    "set_unknown_steps",
     "steps_of",
-    "tell_steps",
-    "told_steps",
     "trip_count",
+    "unknown_steps",
     "whole_steps",
 ]
 
@@ -232,22 +232,21 @@ def noted_steps(steps: int) -> tuple[str, Any]:
 
 
 @dataclass(eq=False)
-class _Told:
-    """The most steps that `tell_steps` gave for a graph's loops without a known bound; ``None``: it
-    gave none."""
+class _UnknownSteps:
+    """The most steps that `set_unknown_steps` noted for a graph; ``None``: it noted none."""
 
     steps: int | None = None
 
 
-def tell_steps(graph: Any, steps: int | None) -> None:
+def set_unknown_steps(graph: Any, steps: int | None) -> None:
     """Note the most steps of loops without a known bound in ``graph`` and in the functions that it
     runs; ``None``: the number noted for ``graph`` before. O(ops of all of them)."""
-    told = notes(graph, _Told)
-    told.steps = told.steps if steps is None else steps
+    noted = notes(graph, _UnknownSteps)
+    noted.steps = noted.steps if steps is None else steps
     found, stack = {id(graph)}, [graph]
     while stack:
         around = stack.pop()
-        notes(around, _Told).steps = told.steps
+        notes(around, _UnknownSteps).steps = noted.steps
         for op in around.get_operations():
             if op.type in op_types.FUNCTIONAL:
                 for body in loops.bodies(op):
@@ -256,26 +255,26 @@ def tell_steps(graph: Any, steps: int | None) -> None:
                         stack.append(body)
 
 
-def told_steps(graph: Any) -> int | None:
-    """Return the number that `tell_steps` noted for a graph, or for the nearest one around it."""
-    told = nearest_notes(graph, _Told)
-    return None if told is None else told.steps
+def unknown_steps(graph: Any) -> int | None:
+    """Return the number that `set_unknown_steps` noted for a graph or the nearest one around it."""
+    noted = nearest_notes(graph, _UnknownSteps)
+    return None if noted is None else noted.steps
 
 
 def known_steps(op: tf.Operation) -> int | None:
-    """Return the most steps of a loop: as noted on it, from its condition, or from `tell_steps`;
-    ``None`` if nothing is known."""
+    """Return the most steps of a loop: as noted on it, from its condition, or from
+    `set_unknown_steps`; ``None`` if nothing is known."""
     if _STEPS in op.node_def.attr:
         return int(op.node_def.attr[_STEPS].i)
     steps = trip_count(op)
-    return told_steps(op.graph) if steps is None else steps
+    return unknown_steps(op.graph) if steps is None else steps
 
 
 def whole_steps(op: tf.Operation) -> int:
     """Return the most steps of a loop as it was before a replay, so without notes on it;
     `UNKNOWN_STEPS` if nothing is known."""
     steps = trip_count(op)
-    steps = told_steps(op.graph) if steps is None else steps
+    steps = unknown_steps(op.graph) if steps is None else steps
     return UNKNOWN_STEPS if steps is None else steps
 
 

@@ -25,13 +25,7 @@ from graph_tools.ops.trip_counts import behind_identities
 from graph_tools.tf_private import graphs, loops
 from graph_tools.tf_private.autodiff import enclosing_graphs, home_of
 
-__all__ = [
-    "Loop",
-    "Part",
-    "in_order",
-    "is_pure",
-]
-
+__all__ = ["Loop", "Part", "in_order"]
 
 #: Ops that are stateful by definition but may run again: they return their input, and a second run
 #: reports nothing new.

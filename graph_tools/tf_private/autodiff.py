@@ -37,6 +37,7 @@ __all__ = [
     "graphs_of",
     "home_of",
     "in_py_function",
+    "is_branch",
     "is_compiled_alone",
     "is_recorded",
     "orders_effects",

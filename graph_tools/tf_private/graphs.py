@@ -25,6 +25,7 @@ from graph_tools.tf_private.loops import LOOPS
 
 __all__ = [
     "add_control_inputs",
+    "are_equal",
     "as_autograph_would",
     "clear_attribute",
     "conditional",
@@ -36,6 +37,8 @@ __all__ = [
     "creation_index",
     "has_onednn",
     "in_v1_control_flow",
+    "is_function",
+    "is_protected",
     "is_registered",
     "is_watched",
     "left_by_autograph",
@@ -48,6 +51,7 @@ __all__ = [
     "stack",
     "stand_in",
     "tape_is_recording",
+    "unprotect",
     "unrecorded",
     "update_input",
     "user_frames",

@@ -20,7 +20,15 @@ from tensorflow.python.ops import gradients_util
 from graph_tools.tf_private.autodiff import GradientTape
 from graph_tools.tf_private.loops import LOOPS
 
-__all__ = ["Hook", "call_gradients", "differentiation", "loop_gradients", "tape", "when_traced"]
+__all__ = [
+    "Hook",
+    "call_gradients",
+    "differentiation",
+    "loop_gradients",
+    "source_graph",
+    "tape",
+    "when_traced",
+]
 
 Function = Callable[..., Any]
 #: A function that is called with the function that it wraps, and the arguments of the call.
@@ -108,6 +116,13 @@ def _set_differentiation(function: Function) -> None:
 
 #: All flavors of ``tf.gradients`` call this function, as do TF1 optimizers and function gradients.
 differentiation = Hook(lambda: gradients_util._GradientsHelper, _set_differentiation)
+
+
+def source_graph(*args: Any, **kwargs: Any) -> tf.Graph:
+    """Return the graph that a call of `differentiation` with these arguments differentiates:
+    ``src_graph``, its tenth parameter, or the current graph (2.16 to 2.21)."""
+    given = kwargs.get("src_graph", args[9] if len(args) > 9 else None)
+    return tf.compat.v1.get_default_graph() if given is None else given
 
 
 def _entry(kind: str) -> dict[str, Any]:

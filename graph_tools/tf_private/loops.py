@@ -21,7 +21,6 @@ __all__ = [
     "condition_of",
     "copy_op",
     "function_graph",
-    "function_name",
     "functions_in",
     "functions_of",
     "is_stateful_type",

@@ -35,19 +35,19 @@ def early_reductions(
     ops: OpGraph,
     border: int,
     sizes: npt.NDArray[np.int64],
-    beside: Collection[tf.Operation] = (),
+    early: Collection[tf.Operation] = (),
 ) -> list[int]:
     """Return the positions of ops before ``border`` that should run right after the ops that make
     the values they read, because no other op needs these values later.
 
-    ``sizes``: bytes of each value. ``beside``: ops that already come right after the ops that they
+    ``sizes``: bytes of each value. ``early``: ops that already come right after the ops that they
     read; they do not count in distances.
     """
     readers = _readers(ops, border)
     storage, source, producer = ops.storage.tolist(), ops.source.tolist(), ops.producer.tolist()
     size = sizes.tolist()
     # Places count from 1; 0 is before all ops.
-    place = np.cumsum([op not in beside for op in ops.ops[:border]]).tolist()
+    place = np.cumsum([op not in early for op in ops.ops[:border]]).tolist()
     far = FAR * max(place, default=0)
     groups: list[tuple[set[int], int, list[int]]] = []
     for end in range(border):

@@ -123,7 +123,7 @@ class Rest:
         rest -= {v for v in rest if self.whole.ops[self.whole.producer[v]].name in turns}
         gradients = set() if self.hold else {*self._roots} - self._in_turn.keys()
         at = self._most_from_each(rest | gradients)
-        return self._beside(
+        return self._without_own(
             lambda root: at.get(root, 0) + self._in_turn.get(root, 0),
             rest | gradients | self._in_turn.keys(),
         )
@@ -143,12 +143,12 @@ class Rest:
         at = self._most_from_each(waiting)
         inside = zip(sorted(at), sorted(at, key=lambda root: self._lives[root]), strict=True)
         then = {root: at[other] for root, other in inside}
-        return self._beside(
+        return self._without_own(
             lambda root: self._in_turn.get(root, _peak(alone[root])) + then.get(root, 0),
             self._roots,
         )
 
-    def _beside(self, most: Callable[[int], int], of: Collection[int]) -> list[int]:
+    def _without_own(self, most: Callable[[int], int], of: Collection[int]) -> list[int]:
         """Return ``most`` for each gradient, less its own bytes if it is among ``of``: plans count
         these bytes themselves."""
         own = ((root, self._lives.get(root, (0, 0, 0))[2]) for root in self._roots)
@@ -232,10 +232,10 @@ def with_rest(step: CapturedStep, grads: Sequence[tf.Tensor], rest: Sequence[int
     """Return the step with ``rest``, the bytes of the rest of the step for each gradient, added to
     the scratch space of the op that computes the gradient."""
     graph = step.graph
-    beside = np.zeros(graph.length, np.int64)
+    workspace = np.zeros(graph.length, np.int64)
     for grad, taken in zip(grads, rest, strict=True):
         maker = graph.producer[graph.storage[step.source.value(grad)]]
-        beside[maker] = max(beside[maker], taken)
+        workspace[maker] = max(workspace[maker], taken)
     if graph.workspace is not None:
-        beside += graph.workspace
-    return replace(step, graph=replace(graph, workspace=beside))
+        workspace += graph.workspace
+    return replace(step, graph=replace(graph, workspace=workspace))

@@ -33,9 +33,10 @@ from graph_tools.grappler.constant_folding import input_name
 from graph_tools.ops.sizes import tensor_bytes
 from graph_tools.ops.views import rewrites_arithmetic
 from graph_tools.tf_private import graphs
+from memsaving_gradients.schedules.arrays import IntArray
 from memsaving_gradients.schedules.liveness import SUMMED_AT_ONCE, summed_first
 from memsaving_gradients.schedules.order import LONG_SUM
-from memsaving_gradients.schedules.training_graph import IntArray, TrainingGraph
+from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = ["Sums", "chainable", "may_become_variables"]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -55,33 +54,31 @@ def capture_step(
     may_chain: bool,
     short_sums: bool = True,
     idle: Collection[int] = (),
-    beside: Collection[tf.Operation] = (),
+    early: Collection[tf.Operation] = (),
     without: Mapping[tf.Operation, Collection[tf.Operation]] | None = None,
     home: Home | None = None,
     profile: bool = False,
-    progress: profiles.Progress | None = None,
 ) -> CapturedStep:
     """Capture the ops that ``ys`` and ``grads`` need; those created at or after number
     ``first_backward`` are backward ops.
 
     ``may_chain``: whether sums may be added up as their addends come, and with ``short_sums`` sums
     of few but large addends, too. ``idle``: creation indices of forward ops that will be pruned
-    when the graph runs. ``beside``: forward ops that were created late, and run right after the ops
+    when the graph runs. ``early``: forward ops that were created late, and run right after the ops
     that they read. ``without``: control edges to ignore. ``home``: the device to capture for, if
-    several compute. ``profile``: whether costs are measured on this device instead of estimated;
-    ``progress`` is called with the number of kernels measured and the number of all.
+    several compute. ``profile``: whether costs are measured on this device instead of estimated.
     """
 
-    def seen(beside: Collection[tf.Operation]) -> OpGraph:
+    def seen(early: Collection[tf.Operation]) -> OpGraph:
         return capture(
-            grads, besides=ys, late=first_backward, beside=beside, without=without, home=home
+            grads, unfetched=ys, late=first_backward, early=early, without=without, home=home
         )
 
-    ops = seen(beside)
-    border = _border(ops, first_backward, beside)
-    if early := early_reductions(ops, border, ops.value_bytes(batch), beside):
-        beside = {*beside, *(ops.ops[i] for i in early)}
-        ops = seen(beside)
+    ops = seen(early)
+    border = _border(ops, first_backward, early)
+    if found := early_reductions(ops, border, ops.value_bytes(batch), early):
+        early = {*early, *(ops.ops[i] for i in found)}
+        ops = seen(early)
     reads = [() if op_types.reads_shapes(op) else ops.inputs[i] for i, op in enumerate(ops.ops)]
     bounds = [*ops.first_value.tolist(), len(ops.producer)]
     results = [ops.value(t) for t in grads]
@@ -91,8 +88,7 @@ def capture_step(
     all_sums = may_chain and short_sums and may_become_variables(ops, border, batch, results)
     if may_chain:
         sums = chainable(ops, border, sizes, set(results), short=short_sums, small=all_sums)
-    measured = partial(profiles.measured, progress=progress)
-    costs = (measured if profile else profiles.estimated)(ops, batch)
+    costs = (profiles.measured if profile else profiles.estimated)(ops, batch)
     graph = TrainingGraph(
         first_backward=border,
         reads=reads,
@@ -117,14 +113,14 @@ def capture_step(
     return CapturedStep(graph, ops, takes)
 
 
-def _border(ops: OpGraph, first_backward: int, beside: Collection[tf.Operation]) -> int:
+def _border(ops: OpGraph, first_backward: int, early: Collection[tf.Operation]) -> int:
     """Return the number of forward ops."""
-    early = (
+    forward = (
         i
         for i, op in enumerate(ops.ops)
-        if graphs.creation_index(op) < first_backward or op in beside
+        if graphs.creation_index(op) < first_backward or op in early
     )
-    return max(early, default=-1) + 1
+    return max(forward, default=-1) + 1
 
 
 def _fuses(ops: OpGraph, takes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -13,25 +13,36 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from memsaving_gradients.rewriting.fused_places import Key
 from memsaving_gradients.rewriting.fusion import Merging
 from memsaving_gradients.rewriting.ordering import EARLY_SHARE, MOST_TRIGGERS, SLACK_SHARE
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
-__all__ = ["Key", "Runs"]
-
-#: An op and the number of its copy.
-Key = tuple[int, int]
+__all__ = ["CloneRun"]
 
 
-class Runs:
+class CloneRun:
     """The clones of the current run, each an op and the number of its copy.
 
-    ``open``: whether the run goes on; ``gate``: the number of its gate, which the last run keeps
-    until another one begins; ``gates``: for each clone so far, the number of its gate, which may be
-    another one than that of its run. ``written``: bytes that all clones have written so far;
-    ``turn``: for each clone of the run, the value of ``written`` when it really runs, as in
-    :mod:`memsaving_gradients.rewriting.ordering`; ``begun``: its value when the run began;
-    ``ops``: the ops of the run; ``unread``: clones of the run that no other clone reads.
+    Attributes
+    ----------
+    open
+        Whether the run goes on.
+    gate
+        The number of the run's gate, which the last run keeps until another one begins.
+    gates
+        For each clone so far, the number of its gate, which may differ from the gate of its run.
+    written
+        Bytes that all clones have written so far.
+    turn
+        For each clone of the run, the value of ``written`` when it really runs, as in
+        :mod:`memsaving_gradients.rewriting.ordering`.
+    begun
+        The value of ``written`` when the run began.
+    ops
+        The ops of the run.
+    unread
+        Clones of the run that no other clone reads.
     """
 
     def __init__(self, graph: TrainingGraph, merging: Merging, peak: int) -> None:
@@ -73,13 +84,13 @@ class Runs:
         could run too early."""
         if clone[0] in self.ops:
             return True
-        return in_order and self._is_early(reads) and self._bytes(clone) >= self.large
+        return in_order and self._is_early(reads) and self.graph.written[clone[0]] >= self.large
 
     def add(self, clone: Key, reads: Collection[Key], gate: int) -> None:
         """Note that ``clone`` is there, behind ``gate``."""
         self.gates[clone] = gate
         turn = self._ready(reads) if self._is_early(reads) else None
-        self.written += self._bytes(clone)
+        self.written += self.graph.written[clone[0]]
         for key in reads:
             self.unread.pop(key, None)
         if gate == self.gate:
@@ -102,6 +113,3 @@ class Runs:
 
     def _is_early(self, reads: Collection[Key]) -> bool:
         return self.written - self._ready(reads) > self.slack
-
-    def _bytes(self, clone: Key) -> int:
-        return sum(int(self.graph.size[value]) for value in self.graph.writes[clone[0]])

@@ -1,6 +1,6 @@
 """Follow a schedule: make its clones, and let backward ops read them.
 
-One pass over the schedule builds each clone when it has its turn. A clone is a copy of its
+One pass over the schedule builds each clone at the clone's place. A clone is a copy of its
 original, and reads the copies that the schedule names. Where it has to wait, it reads its inputs
 through a gate. Backward ops are re-pointed to the copies that they read.
 
@@ -33,10 +33,11 @@ from graph_tools.tf_private import graphs
 from memsaving_gradients.capture.rest_of_step import Update
 from memsaving_gradients.capture.sums import Sums
 from memsaving_gradients.capture.training_step import CapturedStep
-from memsaving_gradients.rewriting.backends.back_end import BackEnd, Shared
+from memsaving_gradients.rewriting.backends.back_end import BackEnd, PassState
 from memsaving_gradients.rewriting.backends.executor import ForExecutor
 from memsaving_gradients.rewriting.backends.xla import ForXla
-from memsaving_gradients.rewriting.clone_groups import Key, Runs
+from memsaving_gradients.rewriting.clone_groups import CloneRun
+from memsaving_gradients.rewriting.fused_places import Key
 from memsaving_gradients.rewriting.fusion import Merging
 from memsaving_gradients.rewriting.stored_values import Loads
 from memsaving_gradients.schedules.schedule import Schedule, Step
@@ -103,23 +104,23 @@ def rewrite(
     """
     result = Rewrite()
     merging = Merging(step, schedule.steps)
-    shared = Shared(
+    state = PassState(
         step,
         schedule,
         simulation,
         updates=updates or {},
         merging=merging,
         sums=Sums(step.graph, step.source.ops, schedule.chained),
-        runs=Runs(step.graph, merging, simulation.peak),
+        run=CloneRun(step.graph, merging, simulation.peak),
         loads=Loads(step, schedule.stored, host),
         rewiring=result.rewiring,
         clones=result.clones,
     )
-    back_end = ForXla(shared) if xla else ForExecutor(shared)
+    back_end = ForXla(state) if xla else ForExecutor(state)
     graph = step.source.ops[0].graph
     known = len(graph.get_operations())
     with graphs.outside_scopes(graph), graphs.unrecorded():
-        _Pass(shared, back_end, result).follow(grads)
+        _Pass(state, back_end, result).follow(grads)
     result.built += graph.get_operations()[known:]
     return result
 
@@ -127,10 +128,10 @@ def rewrite(
 class _Pass:
     """One pass over a schedule, which adds to ``result``."""
 
-    def __init__(self, shared: Shared, back_end: BackEnd, result: Rewrite) -> None:
+    def __init__(self, state: PassState, back_end: BackEnd, result: Rewrite) -> None:
         self.back_end, self.result = back_end, result
-        self.schedule, self.graph, self.ops = shared.schedule, shared.step.graph, shared.step.source
-        self.sums, self.runs, self.loads = shared.sums, shared.runs, shared.loads
+        self.schedule, self.graph, self.ops = state.schedule, state.step.graph, state.step.source
+        self.sums, self.run, self.loads = state.sums, state.run, state.loads
 
     def follow(self, grads: Sequence[tf.Tensor]) -> None:
         """Edit the graph; ``grads``: the gradients, whose readers do not exist yet."""
@@ -162,13 +163,13 @@ class _Pass:
             for v, copy in zip(values, copies, strict=True)
             if copy
         ]
-        gate = self.runs.tied_to(reads)
+        gate = self.run.tied_to(reads)
         if gate is None:
             gate = self._gate_for(entry, reads)
         inputs = self.back_end.hold_clone(entry, inputs, reads, gate)
         copy = self.result.clones[key] = clone(op, inputs)
         self.result.rewiring.forbid_feeding(op.outputs)
-        self.runs.add(key, reads, gate)
+        self.run.add(key, reads, gate)
         for value in values:
             maker = self.ops.ops[int(self.ops.producer[self.ops.storage[value]])]
             if maker.type in op_types.REFERENCE_VARIABLES:
@@ -183,20 +184,20 @@ class _Pass:
             # not the copy that arrives.
             parts = [stays_elsewhere(part) for part in parts]
         self.result.clones[key] = self.loads.load(key, parts).op
-        self.runs.add(key, (), gate)
+        self.run.add(key, (), gate)
 
     def _gate_for(self, entry: Step, reads: Collection[Key]) -> int:
-        """Return the gate for a clone or a load: that of the run, or a new one."""
-        key, gate = (entry.op, entry.copy), self.runs.gate
-        if gate is None or not self.runs.open:
+        """Return the gate for a clone or a load: the run's gate, or a new one."""
+        key, gate = (entry.op, entry.copy), self.run.gate
+        if gate is None or not self.run.open:
             gate = self.back_end.gate_behind_backward(key)
-            self.runs.begin(gate)
-        elif self.runs.must_part(key, reads, in_order=self.back_end.in_order):
+            self.run.begin(gate)
+        elif self.run.must_part(key, reads, in_order=self.back_end.in_order):
             gate = self.back_end.gate_behind_clones(key)
             # A load gets a gate of its own, but the run goes on: else clones would not be merged as
             # their originals are.
             if entry.op not in self.loads.stored:
-                self.runs.begin(gate)
+                self.run.begin(gate)
         return gate
 
     def _pass_backward(self, entry: Step) -> None:
@@ -204,7 +205,7 @@ class _Pass:
             if copy:
                 tensor = self._copy_of(self.ops.inputs[entry.op][k], copy)
                 self.result.rewiring.point(self.ops.ops[entry.op], k, tensor)
-        self.runs.close()
+        self.run.close()
 
     def _chain(self, position: int) -> None:
         """Replace a sum by a chain of additions."""
@@ -220,7 +221,7 @@ class _Pass:
             self.result.rewiring.point(reader, k, total)
         self.result.replaced[op.outputs[0].ref()] = total
         self.result.rewiring.forbid_feeding(op.outputs)
-        self.runs.close()
+        self.run.close()
 
     def _op_of(self, entry: Step) -> tf.Operation:
         """Return the op that runs ``entry``: a clone, an original, or the end of a chain."""

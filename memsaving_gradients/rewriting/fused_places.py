@@ -34,7 +34,7 @@ from graph_tools.ops.views import unchanged_input
 from memsaving_gradients.capture.training_step import CapturedStep
 from memsaving_gradients.schedules.schedule import Step
 
-__all__ = ["Places", "is_alone"]
+__all__ = ["Key", "Places", "is_alone"]
 
 #: An op and the number of its copy.
 Key = tuple[int, int]
@@ -87,8 +87,8 @@ class Places:
             self._until.append(max(now, last[first], merged.get(now, now), *before))
 
     def has_run(self, key: Key, before: Key) -> bool:
-        """Return whether an execution has run when another one has its turn; an execution outside
-        of the schedule always has."""
+        """Return whether an execution has run when another one comes in the schedule; an execution
+        outside of the schedule always has."""
         return self.until(key) <= self._place.get(before, self.place(key))
 
     def place(self, key: Key) -> int:
@@ -210,9 +210,17 @@ class Places:
 class _Values:
     """The values of a schedule as grappler sees them.
 
-    ``made``: for each value and the number of its copy, the place of the execution that makes it,
-    and its number; ``reads``: the values that each execution reads; ``needs``: the places of the
-    executions that it needs; ``first``: the place of the first execution that is the same op.
+    Attributes
+    ----------
+    made
+        For each value and the number of its copy: the place of the execution that makes it, and the
+        value as grappler sees it.
+    reads
+        For each execution, the values that it reads.
+    needs
+        For each execution, the places of the executions that it needs.
+    first
+        For each execution, the place of the first one that is the same op.
     """
 
     def __init__(self, ops: OpGraph, steps: Sequence[Step]) -> None:

@@ -88,7 +88,7 @@ class Merging:
 
     def has_run(self, position: int, before: int) -> bool:
         """Return whether an original has run, with all ops that it is merged with, when the
-        original at ``before`` has its turn."""
+        original at ``before`` comes in the schedule."""
         return self._places.has_run((position, 0), (before, 0))
 
     def place(self, position: int) -> int:

@@ -26,10 +26,10 @@ __all__ = ["Gate", "begun_when_complete", "fixed_inputs", "gated", "widest_input
 def widest_input(inputs: Sequence[tf.Tensor], constant: Sequence[bool]) -> int | None:
     """Return the input to hold back: the largest that is not constant; or ``None``.
 
-    Shapes, axes and the like are constants where compilers need them to be, and are left alone. So
-    are references and handles of variables. When a trace ends, TensorFlow lets each op that reads a
-    handle wait for the ops that read it and were created before; an identity in front of one of
-    these is created after it.
+    Shapes, axes and similar inputs are constants where compilers need them to be. They are left
+    alone, as are references and handles of variables. When a trace ends, TensorFlow lets each op
+    that reads a handle wait for the ops that read it and were created before; an identity in front
+    of one of these is created after it.
     """
     fits = [
         k

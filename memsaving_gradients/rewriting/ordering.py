@@ -28,12 +28,13 @@ from graph_tools.tf_private import graphs
 from memsaving_gradients.capture.rest_of_step import Update
 from memsaving_gradients.capture.sums import Sums
 from memsaving_gradients.capture.training_step import CapturedStep
+from memsaving_gradients.rewriting.fused_places import Key
 from memsaving_gradients.rewriting.fusion import Merging
 from memsaving_gradients.rewriting.gates import fixed_inputs, gated, widest_input
 from memsaving_gradients.schedules.schedule import Step
 from memsaving_gradients.schedules.simulate import Simulation
 
-__all__ = ["Holds"]
+__all__ = ["EARLY_SHARE", "HUGE_SHARE", "MOST_TRIGGERS", "SLACK_SHARE", "Holds"]
 
 #: An op that is ready too early is held back if it makes at least this share of the peak …
 EARLY_SHARE = 1 / 512
@@ -54,13 +55,22 @@ MOST_TRIGGERS = 8
 class Holds:
     """The state of one pass over a schedule.
 
-    ``written``: bytes that the schedule has written so far; ``turn``: for each execution, the value
-    of ``written`` when it has really run; ``on_time``: ops that run when they are due, for others
-    to wait for; ``alive``: bytes alive at the executions to come; ``last_huge``: the latest ops
-    that touch huge buffers, near the peak the end of their line; ``most``: the most bytes alive
-    since the last op that waited for the line; ``loose``: bytes of the huge ops since then.
-    ``_added_until``: for each sum, the place at which all its addends so far have run
-    (`Merging.until`).
+    Attributes
+    ----------
+    written
+        Bytes that the schedule has written so far.
+    turn
+        For each execution, the value of ``written`` when it has really run.
+    on_time
+        Ops that run when they are due, for others to wait for.
+    alive
+        Bytes alive at the executions to come.
+    last_huge
+        The latest ops that touch huge buffers; near the peak, the end of their line.
+    most
+        The most bytes alive since the last op that waited for the line.
+    loose
+        Bytes of the huge ops since then.
     """
 
     _originals = repeat(0)
@@ -78,9 +88,10 @@ class Holds:
         self.graph, self.ops = step.graph, step.source
         self.rewiring, self.merging, self.sums = rewiring, merging, sums
         self.written = self.most = self.loose = 0
-        self.turn: dict[tuple[int, int], int] = {}
+        self.turn: dict[Key, int] = {}
         self.on_time: deque[tuple[int, tf.Operation]] = deque()
         self.last_huge: list[tf.Operation] = []
+        #: For each sum, the place at which all its addends so far have run (`Merging.until`).
         self._added_until: dict[int, int] = {}
         merged = op_types.MERGED_AT_RUN_TIME if graphs.has_onednn() else set()
         self._unordered = op_types.VIEWS | merged
@@ -99,7 +110,7 @@ class Holds:
         # A huge op far from the peak does not wait, but the first one close to the peak waits for
         # it: it may still hold its inputs.
         huge, update = self._is_huge(entry, op), self.updates.get(entry.op)
-        takes = max(self._writes(entry.op), 0 if update is None else update.takes)
+        takes = max(self.graph.written[entry.op], 0 if update is None else update.takes)
         lined_up = self._lines_up(huge, takes)
         held = backward and self._hold_in_line(entry.op, lined_up)
         if backward:
@@ -140,8 +151,8 @@ class Holds:
         return bool(waits_for) and self.hold_back(position, list(waits_for))
 
     def _have_run(self, sums: Sequence[int], position: int) -> bool:
-        """Return whether all addends of ``sums`` so far have run when the op at ``position`` has
-        its turn: none of them is merged with later ops."""
+        """Return whether all addends of ``sums`` so far have run when the op at ``position``
+        comes in the schedule: none of them is merged with later ops."""
         place = self.merging.place(position)
         return all(self._added_until.get(total, place) <= place for total in sums)
 
@@ -186,7 +197,7 @@ class Holds:
         """
         graph, position = self.graph, entry.op
         due = self.written
-        made = self._writes(position)
+        made = self.graph.written[position]
         self.written += made
         ready = max(
             (
@@ -227,9 +238,6 @@ class Holds:
         sizes = [int(graph.size[graph.storage[v]]) for v in touched]
         scratch = 0 if graph.workspace is None else int(graph.workspace[position])
         return max([scratch, *sizes]) >= self.huge and op.type not in self._unordered
-
-    def _writes(self, position: int) -> int:
-        return sum(int(self.graph.size[v]) for v in self.graph.writes[position])
 
     def _may_trigger(self, entry: Step, op: tf.Operation) -> bool:
         """Return whether a control edge from ``op``, which ends an execution, leaves the kernels

@@ -18,6 +18,7 @@ import tensorflow as tf
 from graph_tools.ops.device_copies import copy_back, copy_out
 from memsaving_gradients.capture.encodings import ENCODINGS
 from memsaving_gradients.capture.training_step import CapturedStep
+from memsaving_gradients.rewriting.fused_places import Key
 from memsaving_gradients.schedules.storage import OFFLOAD, Stored
 
 __all__ = ["Loads"]
@@ -41,7 +42,7 @@ class Loads:
 
     def __init__(self, step: CapturedStep, stored: Mapping[int, Stored], host: str) -> None:
         self.step, self.stored, self.host = step, stored, host
-        self.loaded: dict[tuple[int, int], tf.Tensor] = {}
+        self.loaded: dict[Key, tf.Tensor] = {}
         self._parts: dict[int, tuple[tf.Tensor, ...]] = {}
 
     def parts(self, op: int) -> tuple[tf.Tensor, ...]:
@@ -57,7 +58,7 @@ class Loads:
                     self._parts[op] = ENCODINGS[how.means].encode(tensor)
         return self._parts[op]
 
-    def load(self, key: tuple[int, int], parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    def load(self, key: Key, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the value, loaded from its parts as copy ``key``."""
         how = self.stored[key[0]]
         tensor = self.step.source.tensor(how.value)

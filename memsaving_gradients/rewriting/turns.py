@@ -66,7 +66,7 @@ def take_turns(
             inside = needed - known
             # Ops that the gradients before need, if only to run in the order of the program, cannot
             # wait for them.
-            free = inside - ancestors(before.grads, Edges(())) - _following(roots, before)
+            free = inside - ancestors(before.grads, Edges()) - _following(roots, before)
             gates = _behind(sorted(free, key=graphs.creation_index), inside, before, rewiring)
         found.append(gates)
         known |= needed
@@ -77,7 +77,7 @@ def take_turns(
 def _following(roots: Sequence[tf.Operation], before: Pass) -> set[tf.Operation]:
     """Return the ops that ``roots`` need and that wait for gradients of the pass ``before`` anyway,
     such as for an update of variables."""
-    edges, found = Edges(()), set(before.grads)
+    edges, found = Edges(), set(before.grads)
     for op in ordered(sorted(ancestors(roots, edges), key=graphs.creation_index), edges):
         if not found.isdisjoint(edges.before(op)):
             found.add(op)

@@ -20,17 +20,18 @@ from graph_tools.editing.rewiring import Rewiring
 from memsaving_gradients.capture.rest_of_step import Update
 from memsaving_gradients.capture.sums import Sums
 from memsaving_gradients.capture.training_step import CapturedStep
-from memsaving_gradients.rewriting.clone_groups import Key, Runs
+from memsaving_gradients.rewriting.clone_groups import CloneRun
+from memsaving_gradients.rewriting.fused_places import Key
 from memsaving_gradients.rewriting.fusion import Merging
 from memsaving_gradients.rewriting.stored_values import Loads
 from memsaving_gradients.schedules.schedule import Schedule, Step
 from memsaving_gradients.schedules.simulate import Simulation
 
-__all__ = ["BackEnd", "Shared"]
+__all__ = ["BackEnd", "PassState"]
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
+class PassState:
     """The state that a pass over a schedule shares with its back end.
 
     Attributes
@@ -45,8 +46,8 @@ class Shared:
         The merges that the runtime makes.
     sums
         The sums that become chains.
-    runs
-        The clones so far, with the numbers of their gates.
+    run
+        The clones of the current run, and the gates of all clones so far.
     loads
         The values stored and loaded so far.
     rewiring
@@ -61,7 +62,7 @@ class Shared:
     updates: Mapping[str, Update]
     merging: Merging
     sums: Sums
-    runs: Runs
+    run: CloneRun
     loads: Loads
     rewiring: Rewiring
     clones: Mapping[Key, tf.Operation]

@@ -31,9 +31,9 @@ from graph_tools.editing.rewiring import clone
 from graph_tools.ops import op_types
 from graph_tools.ops.views import unchanged_input
 from graph_tools.tf_private import graphs
-from memsaving_gradients.rewriting.backends.back_end import BackEnd, Shared
+from memsaving_gradients.rewriting.backends.back_end import BackEnd, PassState
 from memsaving_gradients.rewriting.backends.stragglers import Stragglers
-from memsaving_gradients.rewriting.clone_groups import Key
+from memsaving_gradients.rewriting.fused_places import Key
 from memsaving_gradients.rewriting.gates import Gate, begun_when_complete, fixed_inputs, gated
 from memsaving_gradients.rewriting.ordering import HUGE_SHARE, Holds
 from memsaving_gradients.schedules.schedule import Step
@@ -45,31 +45,43 @@ __all__ = ["ForExecutor"]
 class ForExecutor(BackEnd):
     """The gates and the holds of one pass.
 
-    ``gates``: the gates by their numbers; ``window``: backward ops since the last run of clones;
-    ``run_by``: for each backward op that gates may wait for, the op that runs it (for a sum, the
-    end of its chain); ``unmerged``: ops that the runtime does not merge because they have several
-    readers, each with its clone (or itself); ``two_readers``: tensors that were given an idle
-    reader; ``updates``: by the position of a gradient's op, the use of the gradient; ``waits``: for
-    forward ops that wait until values are stored, the ops that made these values.
+    Attributes
+    ----------
+    gates
+        The gates by their numbers.
+    window
+        Backward ops since the last run of clones.
+    run_by
+        For each backward op that gates may wait for, the op that runs it (for a sum, the end of its
+        chain).
+    unmerged
+        Ops that the runtime does not merge because they have several readers, each with its clone
+        (or itself).
+    two_readers
+        Tensors that were given an idle reader.
+    updates
+        By the position of a gradient's op, the use of the gradient.
+    waits
+        For forward ops that wait until values are stored, the ops that made these values.
     """
 
     in_order = True
 
-    def __init__(self, shared: Shared) -> None:
-        self.shared, self.graph, self.ops = shared, shared.step.graph, shared.step.source
-        self.merging, self.runs, self.rewiring = shared.merging, shared.runs, shared.rewiring
+    def __init__(self, state: PassState) -> None:
+        self.state, self.graph, self.ops = state, state.step.graph, state.step.source
+        self.merging, self.run, self.rewiring = state.merging, state.run, state.rewiring
         position = self.ops.position
-        self.updates = {position[n]: u for n, u in shared.updates.items() if n in position}
+        self.updates = {position[n]: u for n, u in state.updates.items() if n in position}
         self.holds = Holds(
-            shared.step,
-            shared.simulation,
+            state.step,
+            state.simulation,
             self.rewiring,
             self.merging,
-            shared.sums,
+            state.sums,
             self.updates,
         )
-        self.stragglers = Stragglers(self.graph, shared.schedule, shared.simulation, self.updates)
-        self.waits = waits(self.graph, shared.schedule)
+        self.stragglers = Stragglers(self.graph, state.schedule, state.simulation, self.updates)
+        self.waits = waits(self.graph, state.schedule)
         self.gates: list[Gate] = []
         self.window: list[int] = []
         self.run_by: dict[int, tf.Operation] = {}
@@ -77,7 +89,7 @@ class ForExecutor(BackEnd):
         self.two_readers: set[object] = set()
 
     def before(self, entry: Step) -> None:
-        if entry.copy or entry.op in self.shared.schedule.chained:
+        if entry.copy or entry.op in self.state.schedule.chained:
             return
         if entry.op >= self.graph.first_backward:
             self._keep_merges(entry)
@@ -96,9 +108,9 @@ class ForExecutor(BackEnd):
         # reader of its result does not.
         triggers = [
             gated(copy.outputs[0], [], self.ops.ops[key[0]].name).op
-            if (copy := self.shared.clones[key]).type in op_types.FUSED
+            if (copy := self.state.clones[key]).type in op_types.FUSED
             else copy
-            for key in self.runs.sinks()
+            for key in self.run.sinks()
         ]
         return self._add_gate(triggers, first)
 
@@ -107,7 +119,7 @@ class ForExecutor(BackEnd):
     ) -> Sequence[tf.Tensor]:
         op = self.ops.ops[entry.op]
         # No gate may come between an op and the op that it is merged with.
-        if self.runs.tied_to(reads) is None:
+        if self.run.tied_to(reads) is None:
             self._hold_root(entry, inputs, reads, self.gates[gate])
         if self.merging.meets_constant(entry.op):
             self._hold_factors(entry, inputs, self.gates[gate])
@@ -127,7 +139,7 @@ class ForExecutor(BackEnd):
 
     def after(self, entry: Step, op: tf.Operation) -> None:
         position = entry.op
-        is_clone = entry.copy and position not in self.shared.schedule.stored
+        is_clone = entry.copy and position not in self.state.schedule.stored
         if is_clone and self.graph.fuses[position] and not self.merging.merges(position):
             self.unmerged.append((self.ops.ops[position], op))
         self.holds.place(entry, op)
@@ -161,7 +173,7 @@ class ForExecutor(BackEnd):
         of this, or all of these values would be alive at once."""
         stored = [m for m in self.waits[position] if self.merging.has_run(m, position)]
         if stored:
-            triggers = [self.shared.loads.parts(maker)[0].op for maker in stored]
+            triggers = [self.state.loads.parts(maker)[0].op for maker in stored]
             self.holds.hold_back(position, triggers)
 
     def _keep_merges(self, entry: Step) -> None:
@@ -181,13 +193,13 @@ class ForExecutor(BackEnd):
         With two readers the original was not merged with either. With one reader it would be
         merged, and its clone would not.
         """
-        if self.runs.gate is not None and tensor.ref() not in self.two_readers:
+        if self.run.gate is not None and tensor.ref() not in self.two_readers:
             self.two_readers.add(tensor.ref())
-            opens = self.gates[self.runs.gate].opens
+            opens = self.gates[self.run.gate].opens
             graphs.add_control_inputs(opens, [gated(tensor, [], tensor.op.name).op])
 
     def _add_gate(self, triggers: Sequence[tf.Operation], first: Key) -> int:
-        before = None if self.runs.gate is None else self.gates[self.runs.gate]
+        before = None if self.run.gate is None else self.gates[self.run.gate]
         self.gates.append(Gate.after(triggers, self.ops.ops[first[0]], before))
         return len(self.gates) - 1
 
@@ -198,7 +210,7 @@ class ForExecutor(BackEnd):
         No device waits for another one except for the values that it reads.
         """
         read = {int(self.ops.producer[v]) for i in self.window for v in self.ops.inputs[i]}
-        forward = self.graph.ends if self.runs.gate is None else ()
+        forward = self.graph.ends if self.run.gate is None else ()
         ends = [i for i in forward if self.ops.here[i] and i not in self.ops.conditional]
         return ends + [i for i in self.window if i not in read]
 
@@ -206,7 +218,7 @@ class ForExecutor(BackEnd):
         """Return the ops after which the memory of a backward op is free: those that use a large
         gradient, or the op itself."""
         update = self.updates.get(position)
-        if update is not None and update.takes >= self.shared.simulation.peak * HUGE_SHARE:
+        if update is not None and update.takes >= self.state.simulation.peak * HUGE_SHARE:
             return update.ends
         return [self.merging.trigger(self.run_by.get(position, self.ops.ops[position]))]
 
@@ -216,7 +228,7 @@ class ForExecutor(BackEnd):
         """Hold back an input of a clone, unless it waits because it reads a clone of the run."""
         op = self.ops.ops[entry.op]
         fixed = fixed_inputs(op, self.ops.constants(entry.op))
-        inside = self.runs.inside(reads)
+        inside = self.run.inside(reads)
         if inside and op.type in op_types.MERGES_AT_RUN_TIME:
             # Through the gate, or it might be merged with an original that reads the same.
             fixed = [held or bool(copy) for held, copy in zip(fixed, entry.reads, strict=True)]
@@ -264,7 +276,7 @@ class ForExecutor(BackEnd):
 
 def _unfolded(tensor: tf.Tensor) -> tf.Tensor:
     """Return the tensor that remains of ``tensor`` when grappler has removed multiplications by one
-    and the like."""
+    and similar ops."""
     while (source := unchanged_input(tensor.op)) is not None:
         tensor = tensor.op.inputs[source]
     return tensor

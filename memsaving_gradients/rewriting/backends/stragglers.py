@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from memsaving_gradients.capture.rest_of_step import Update
+from memsaving_gradients.rewriting.fused_places import Key
 from memsaving_gradients.schedules.schedule import Schedule
 from memsaving_gradients.schedules.simulate import Simulation
 from memsaving_gradients.schedules.training_graph import TrainingGraph
@@ -40,7 +41,7 @@ class Stragglers:
         self._room = _room(schedule, simulation)
         self._left: list[int] = []
 
-    def waited_for(self, ops: Sequence[int], clone: tuple[int, int]) -> list[int]:
+    def waited_for(self, ops: Sequence[int], clone: Key) -> list[int]:
         """Return the ops that a gate waits for: ``ops``, the last ones before it, except for
         stragglers; and the stragglers of the gate before.
 
@@ -69,7 +70,7 @@ class Stragglers:
         return max(sum(int(graph.size[v]) for v in touched), update.takes if update else 0)
 
 
-def _room(schedule: Schedule, simulation: Simulation) -> dict[tuple[int, int], int]:
+def _room(schedule: Schedule, simulation: Simulation) -> dict[Key, int]:
     """Return, for the first clone of each run, the bytes that are free below the peak from then
     until the next run begins."""
     steps = schedule.steps

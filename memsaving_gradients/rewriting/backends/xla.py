@@ -12,16 +12,16 @@ from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow as tf
 
-from memsaving_gradients.rewriting.backends.back_end import BackEnd, Shared
+from memsaving_gradients.rewriting.backends.back_end import BackEnd, PassState
 from memsaving_gradients.rewriting.backends.regions import Regions
-from memsaving_gradients.rewriting.clone_groups import Key
+from memsaving_gradients.rewriting.fused_places import Key
 from memsaving_gradients.schedules.schedule import Step
 
 __all__ = ["ForXla"]
 
 
 class ForXla(BackEnd):
-    """The regions of one pass; the number of a gate is that of a region.
+    """The regions of one pass; a gate has the number of its region.
 
     ``noted``: for each region its ops, in order: an original, or the range of built ops in the
     list of the graph's ops; ``begun``: the length of this list before the current entry.
@@ -29,8 +29,8 @@ class ForXla(BackEnd):
 
     in_order = False
 
-    def __init__(self, shared: Shared) -> None:
-        self.shared, self.graph, self.ops = shared, shared.step.graph, shared.step.source
+    def __init__(self, state: PassState) -> None:
+        self.state, self.graph, self.ops = state, state.step.graph, state.step.source
         self.built = self.ops.ops[0].graph
         self.noted: list[list[slice | tf.Operation]] = [[]]
         self.begun = 0
@@ -59,17 +59,17 @@ class ForXla(BackEnd):
         region.append(slice(self.begun, self.built.version))
         if entry.copy:
             return
-        if position not in self.shared.sums.chained:
+        if position not in self.state.sums.chained:
             region.append(op)
         begun = self.built.version
-        self.shared.sums.add(position, op)
+        self.state.sums.add(position, op)
         region.append(slice(begun, self.built.version))
 
     def finish(self, wanted: Collection[tf.Tensor]) -> Mapping[object, tf.Tensor]:
         """Turn the backward pass into conditionals."""
         # TensorFlow copies this list, so it is asked for once.
         built = self.built.get_operations()
-        regions = Regions(self.ops, self.shared.rewiring)
+        regions = Regions(self.ops, self.state.rewiring)
         for noted in self.noted:
             regions.part()
             for piece in noted:
@@ -78,7 +78,7 @@ class ForXla(BackEnd):
         regions.enclose(
             next((t for t in ends if t.dtype.is_floating or t.dtype.is_complex), None),
             wanted,
-            set(self.shared.clones.values()),
+            set(self.state.clones.values()),
         )
         return regions.replaced
 

@@ -11,6 +11,7 @@ from memsaving_gradients.errors import ArgumentError
 
 __all__ = [
     "block_pair",
+    "broadcastable",
     "check_mask",
     "check_rate",
     "check_same",

@@ -23,6 +23,7 @@ import tensorflow as tf
 from graph_tools.editing import opaque
 
 __all__ = [
+    "BLOCK_BYTES",
     "BlockList",
     "BlockedAxis",
     "Length",

@@ -21,6 +21,7 @@ from memsaving_gradients.transforms.attention.pairs import Place
 __all__ = [
     "Attention",
     "Block",
+    "Pullback",
     "ScoreBlock",
     "ScoreTangent",
     "Scores",

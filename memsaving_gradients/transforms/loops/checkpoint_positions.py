@@ -28,18 +28,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-__all__ = [
-    "Binomial",
-    "Blocks",
-    "Cut",
-    "Division",
-    "Replayed",
-    "Triangular",
-    "Uniform",
-    "leaf_for",
-    "states_for",
-    "steps_for",
-]
+__all__ = ["Cut", "Division", "Replayed", "leaf_for", "states_for", "steps_for"]
 
 
 def steps_for(states: int, repeats: int, leaf: int) -> int:
@@ -330,17 +319,15 @@ class Replayed:
         The name of the loop's op.
     division
         The division of its steps, which decides where its state is kept.
-    state_bytes, step_bytes
-        Bytes of one kept state, and of the values that one step keeps for the gradient.
-    steps
-        The most steps; ``None``: known at run time.
     """
 
     name: str
     division: Division
-    state_bytes: int
-    step_bytes: int
-    steps: int | None
+
+    @property
+    def steps(self) -> int | None:
+        """The most steps; ``None``: known at run time."""
+        return self.division.steps
 
     def __str__(self) -> str:
         steps = "an unknown number of steps" if self.steps is None else f"{self.steps:,} steps"

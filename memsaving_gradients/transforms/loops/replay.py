@@ -58,7 +58,7 @@ class Replay:
     gradients
         All of its gradients.
     how
-        The division of its steps, and the bytes that it keeps.
+        The name of the loop, and the division of its steps.
     inside
         Whether the loop is inside of a function, a branch or another loop, whose gradients are
         already functions.
@@ -334,17 +334,36 @@ class Replay:
         self, start: tf.Tensor, stop: tf.Tensor, states: list[tf.Tensor], level: int
     ) -> list[tf.Tensor]:
         """Return the states at ``stop``, a segment of ``level`` after ``states`` at ``start``."""
+        return self._run_again(start, stop, states, (), (), steps=self._steps(level))
+
+    def _run_again(
+        self,
+        start: tf.Tensor,
+        stop: tf.Tensor,
+        states: Sequence[tf.Tensor],
+        gathered: Sequence[tf.Tensor],
+        lists: Sequence[tf.Tensor],
+        steps: int,
+        parallel: int = 10,
+    ) -> list[tf.Tensor]:
+        """Run the part from ``states`` at ``start`` on; return the states at ``stop``, and the
+        ``lists``, to which each step appends its values of ``gathered``."""
         body = self.loop.body
         nexts = [body.outputs[state] for state in self.part.states]
-        ops = self._again(nexts)
+        ops = self._again([*gathered, *nexts])
 
-        def step(now: tf.Tensor, *at: tf.Tensor) -> list[tf.Tensor]:
-            stands = self._stands(now, at)
+        def step(now: tf.Tensor, *variables: tf.Tensor) -> list[tf.Tensor]:
+            stands = self._stands(now, variables[: len(nexts)])
             transplant(ops, stands, body, self._idle)
-            return [now + 1, *(stands[t.ref()] for t in nexts)]
+            filled = pushed(variables[len(nexts) :], [stands[t.ref()] for t in gathered])
+            return [now + 1, *(stands[t.ref()] for t in nexts), *filled]
 
         _, *ends = loop_of(
-            lambda now, *_: now < stop, step, [start, *states], steps=self._steps(level)
+            lambda now, *_: now < stop,
+            step,
+            [start, *states, *lists],
+            steps=steps,
+            parallel=parallel,
         )
         return ends
 
@@ -357,28 +376,19 @@ class Replay:
         carried: list[tf.Tensor],
     ) -> list[tf.Tensor]:
         loop, source = self.loop, gradient.op
-        body = loop.body
         numbers = sorted(set(gradient.taken.values()))
         gathered = [loop.accumulated[n] for n in numbers]
-        nexts = [body.outputs[state] for state in self.part.states]
-        ops = self._again([*gathered, *nexts])
         lists = [empty_list(t, self.division.most_leaf, "accumulator") for t in gathered]
-
-        def step(now: tf.Tensor, *variables: tf.Tensor) -> list[tf.Tensor]:
-            count = len(nexts)
-            stands = self._stands(now, variables[:count])
-            transplant(ops, stands, body, self._idle)
-            filled = pushed(variables[count:], [stands[t.ref()] for t in gathered])
-            return [now + 1, *(stands[t.ref()] for t in nexts), *filled]
-
-        _, *variables = loop_of(
-            lambda now, *_: now < stop,
-            step,
-            [start, *states, *lists],
+        variables = self._run_again(
+            start,
+            stop,
+            states,
+            gathered,
+            lists,
             steps=self._counts[-1],
             parallel=loop.op.get_attr("parallel_iterations"),
         )
-        filled = dict(zip(numbers, variables[len(nexts) :], strict=True))
+        filled = dict(zip(numbers, variables[len(states) :], strict=True))
         given = dict(zip(gradient.carried, carried, strict=True))
         inputs = list(source.inputs)
         inputs[0], inputs[2] = tf.zeros_like(source.inputs[0]), stop - start

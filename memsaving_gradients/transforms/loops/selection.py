@@ -16,7 +16,7 @@ import tensorflow as tf
 from graph_tools.errors import GraphError
 from graph_tools.notes import notes
 from graph_tools.ops import op_types
-from graph_tools.ops.trip_counts import UNKNOWN_STEPS, tell_steps, told_steps, trip_count
+from graph_tools.ops.trip_counts import UNKNOWN_STEPS, set_unknown_steps, trip_count, unknown_steps
 from graph_tools.ops.variant_bytes import buffer_bytes
 from graph_tools.ops.while_loops import Loop
 from graph_tools.tf_private import autodiff
@@ -30,7 +30,7 @@ from memsaving_gradients.transforms.loops.checkpoint_positions import (
 from memsaving_gradients.transforms.loops.loop_gradient import Gradient
 from memsaving_gradients.transforms.loops.replay import Replay
 
-__all__ = ["LEVELS", "WAYS", "Loops", "Replayed", "division_for", "marked_way"]
+__all__ = ["WAYS", "Loops", "Replayed", "inner_rule", "mark"]
 
 #: How loops are treated: as TensorFlow built them; in segments; in segments of segments of
 #: segments.
@@ -55,26 +55,19 @@ def mark(loop: tf.Operation, way: str) -> None:
     notes(loop, _Wish).way = way
 
 
-def marked_way(loop: tf.Operation, otherwise: str) -> str:
-    """Return the way that the user wants for ``loop``, or ``otherwise`` if none is noted."""
-    return notes(loop, _Wish).way or otherwise
-
-
-def division_for(
-    loop: Loop,
-    gradients: Sequence[Gradient],
-    way: str,
-    batch: int,
-    xla: bool,
-    least_saved: float,
+def _division(
+    loop: Loop, gradients: Sequence[Gradient], way: str, batch: int, xla: bool, asked: bool
 ) -> Replayed | str:
     """Return how a loop is divided, or why it is kept as it is.
 
-    ``least_saved``: the least share of its bytes that must be saved.
+    ``asked``: whether the user asked for ``way``; a mark on the loop counts more.
 
     ``xla``: whether XLA compiles the loop. XLA must know how long lists are, and copies values that
     are read from variables into lists.
     """
+    marked = notes(loop.op, _Wish).way
+    way = marked or way
+    least_saved = min(LEAST_SAVED, 0.0) if marked or asked else LEAST_SAVED
     if way == "keep":
         return "loops='keep'"
     try:
@@ -90,7 +83,7 @@ def division_for(
     steps = trip_count(loop.op)
     if xla and steps is None:
         return "XLA must know how many steps there are; give maximum_iterations as a number"
-    told = told_steps(loop.op.graph) if steps is None else None
+    told = unknown_steps(loop.op.graph) if steps is None else None
     planned = told if steps is None else steps
     many = UNKNOWN_STEPS if planned is None else planned
     repeats = LEVELS[way]
@@ -101,7 +94,7 @@ def division_for(
         return f"a replay would save {saved} of the {many * step:,} bytes that it keeps"
     ratio = max(step, 1) / max(state, 1)
     division = Division(repeats, steps, 1 if planned is None else leaf, ratio, told)
-    return Replayed(loop.op.name, division, state, step, steps)
+    return Replayed(loop.op.name, division)
 
 
 def _bytes(tensors: Iterable[tf.Tensor], batch: int, xla: bool) -> int:
@@ -205,15 +198,6 @@ class Loops:
         return before or bool(self._replays)
 
 
-def _division(
-    loop: Loop, gradients: Sequence[Gradient], way: str, batch: int, xla: bool, asked: bool
-) -> Replayed | str:
-    """Apply `division_for` to a loop that may be marked; ``asked``: the user asked for ``way``."""
-    marked = marked_way(loop.op, "")
-    least = min(LEAST_SAVED, 0.0) if marked or asked else LEAST_SAVED
-    return division_for(loop, gradients, marked or way, batch, xla, least)
-
-
 def inner_rule(
     way: str, batch: int, xla: bool | None, loop_steps: int | None, asked: bool
 ) -> gradient_hook.Rule:
@@ -226,7 +210,7 @@ def inner_rule(
 
     def rule(loop: Loop, gradient: Gradient) -> Replayed | None:
         if loop_steps is not None:
-            tell_steps(loop.op.graph, loop_steps)
+            set_unknown_steps(loop.op.graph, loop_steps)
         compiled = autodiff.compiled_by_xla() if xla is None else xla
         how = _division(loop, [gradient], way, batch, compiled, asked)
         return how if isinstance(how, Replayed) else None

@@ -14,7 +14,7 @@ from string import ascii_letters
 
 import tensorflow as tf
 
-__all__ = ["Axis", "Product", "aligned"]
+__all__ = ["Axes", "Axis", "Product", "aligned"]
 
 #: The name of an axis.
 Axis = int | str
@@ -57,16 +57,11 @@ class Product:
         ``None``: it is no product, its shapes are unknown, or it does more than multiply and sum.
         """
         ranks = [t.shape.rank for t in op.inputs]
-        if (
-            op.type in _TRANSPOSED
-            and len(ranks) == 2
-            and None not in ranks
-            and ranks[0] == ranks[1]
-        ):
+        if len(ranks) != 2 or None in ranks:
+            return None
+        if op.type in _TRANSPOSED and ranks[0] == ranks[1]:
             return _of_matrices(op, ranks[0])
-        if op.type == "Einsum" and len(ranks) == 2 and None not in ranks:
-            return _of_equation(op, ranks)
-        return None
+        return _of_equation(op, ranks) if op.type == "Einsum" else None
 
     def where(self, tensor: tf.Tensor) -> list[int]:
         """Return the places at which ``tensor`` is an operand."""

@@ -1,4 +1,4 @@
-"""The ancestors of tensors, in a graph as it is or as an exchange of tensors would leave it."""
+"""The edges of a graph as an exchange of tensors would leave it, and exchanges without effect."""
 
 from __future__ import annotations
 
@@ -7,39 +7,38 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["Ancestors", "plain_as_well"]
+from graph_tools.graph.topology import Edges, ancestors
+
+__all__ = ["Exchanged", "plain_as_well"]
 
 
-class Ancestors:
-    """A search for ancestors that asks TensorFlow only once for the inputs of each op."""
+class Exchanged(Edges):
+    """The edges of a graph in which other tensors are read instead of some.
 
-    def __init__(self) -> None:
-        self._edges: dict[tf.Operation, tuple[list[tf.Tensor], list[tf.Operation]]] = {}
+    Parameters
+    ----------
+    plain
+        The edges of the graph as it is.
+    replaced
+        For each tensor that is replaced, by reference, the tensors that are read instead.
+    """
 
-    def of(
-        self,
-        targets: Iterable[tf.Tensor],
-        replaced: Mapping[Any, Sequence[tf.Tensor]] | None = None,
-        also: Iterable[tf.Operation] = (),
-    ) -> set[tf.Operation]:
-        """Return ``targets``' ops, ``also``, and the ops before them.
+    def __init__(self, plain: Edges, replaced: Mapping[Any, Sequence[tf.Tensor]]) -> None:
+        super().__init__()
+        self._plain = plain
+        self._instead = {_place(old.deref()): [*map(_place, new)] for old, new in replaced.items()}
 
-        An op that reads a key of ``replaced`` counts as reading the tensors there instead.
-        """
-        replaced = replaced or {}
-        seen = {*also, *(t.op for t in targets)}
-        stack = list(seen)
-        while stack:
-            op = stack.pop()
-            if op not in self._edges:
-                self._edges[op] = list(op.inputs), list(op.control_inputs)
-            tensors, controls = self._edges[op]
-            read = [new.op for t in tensors for new in replaced.get(t.ref(), (t,))]
-            for before in (*read, *controls):
-                if before not in seen:
-                    seen.add(before)
-                    stack.append(before)
-        return seen
+    def __missing__(
+        self, op: tf.Operation
+    ) -> tuple[list[tuple[tf.Operation, int]], list[tf.Operation]]:
+        reads, waits = self._plain[op]
+        found = [new for read in reads for new in self._instead.get(read, [read])], waits
+        self[op] = found
+        return found
+
+
+def _place(tensor: tf.Tensor) -> tuple[tf.Operation, int]:
+    return tensor.op, tensor.value_index
 
 
 def plain_as_well(names: Collection[str], ends: Iterable[tf.Tensor | tf.Operation]) -> list[str]:
@@ -54,8 +53,6 @@ def plain_as_well(names: Collection[str], ends: Iterable[tf.Tensor | tf.Operatio
     ends
         All tensors and ops that the graph is run for.
     """
-    ends = list(ends)
-    tensors = [end for end in ends if isinstance(end, tf.Tensor)]
-    operations = [end for end in ends if isinstance(end, tf.Operation)]
-    needed = {op.name for op in Ancestors().of(tensors, also=operations)}
+    roots = [end if isinstance(end, tf.Operation) else end.op for end in ends]
+    needed = {op.name for op in ancestors(roots, Edges())}
     return [name for name in names if name in needed]

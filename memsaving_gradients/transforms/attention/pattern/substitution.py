@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from graph_tools.editing import original_view
 from graph_tools.editing.rewiring import Rewiring
+from graph_tools.graph.topology import Edges, ancestors
 from graph_tools.notes import notes
 from graph_tools.ops import op_types
 from graph_tools.tf_private import graphs
@@ -37,7 +38,7 @@ from memsaving_gradients.transforms.attention.pattern.matching import (
     is_attention_like,
 )
 from memsaving_gradients.transforms.attention.pattern.products import Axes
-from memsaving_gradients.transforms.attention.pattern.reachability import Ancestors
+from memsaving_gradients.transforms.attention.pattern.reachability import Exchanged
 
 __all__ = ["Prepared", "Substituted", "prepare", "substitute"]
 
@@ -145,7 +146,7 @@ def prepare(graph: tf.Graph, ys: Sequence[tf.Tensor], idle: Collection[int]) -> 
     known = notes(graph, _Known).built
     prepared = Prepared(dict(known))
     since = len(graph.get_operations())
-    needed = Ancestors().of([y for y in ys if y.graph is graph])
+    needed = ancestors([y.op for y in ys if y.graph is graph], Edges())
     softmaxes = [op for op in needed if op.type == "Softmax" and op.name not in known]
     for softmax in sorted(softmaxes, key=graphs.creation_index):
         try:
@@ -233,16 +234,16 @@ def substitute(
     named
         Tensors that the user wants kept.
     """
-    needs = Ancestors()
-    before = needs.of([*targets, *ys])
+    edges = Edges()
+    before = ancestors([t.op for t in (*targets, *ys)], edges)
     refused = dict(prepared.refused)
     found = _gradients(prepared, first_backward, before, ys, refused)
     outputs = {_output(built).ref(): built.output for built in prepared.built.values()}
     wanted = [*ys, *(t for t in named if t.ref() not in outputs)]
     while True:
         replaced = _replaced(prepared, found)
-        after = needs.of([new for t in targets for new in replaced.get(t.ref(), (t,))], replaced)
-        after |= needs.of(wanted, replaced)
+        made = [new for t in targets for new in replaced.get(t.ref(), (t,))]
+        after = ancestors([t.op for t in (*made, *wanted)], Exchanged(edges, replaced))
         answers = {
             name: _still_needed(prepared.built[name].found, gradient, after, replaced)
             for name, gradient in found.items()
@@ -308,7 +309,7 @@ def _check_order(found: Found, first_backward: int, ys: Sequence[tf.Tensor]) -> 
     if not others:
         return
     with original_view.as_built(found.softmax.graph):
-        plain = Ancestors().of(ys)
+        plain = ancestors([y.op for y in ys], Edges())
     if not others.isdisjoint(plain):
         raise Unclear("its gradient is differentiated again")
 
