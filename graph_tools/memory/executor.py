@@ -48,15 +48,10 @@ from graph_tools.graph.separators import IntArray
 from graph_tools.grappler.common_subexpressions import equal_ops, results_as_one
 from graph_tools.grappler.constant_folding import folded
 from graph_tools.grappler.merged_sums import merged_sums
+from graph_tools.memory import variables
 from graph_tools.memory.liveness import timeline
 from graph_tools.memory.regions import first_region
 from graph_tools.memory.timeline import CHANCE, MANY_OPS, Timeline
-from graph_tools.memory.variables import (
-    Updated,
-    constant_bytes,
-    persistent_bytes,
-    updated_variables,
-)
 from graph_tools.ops import op_types
 from graph_tools.ops.views import viewed_input
 
@@ -106,7 +101,7 @@ class _Work:
     forwards: Sequence[bool]
     workspace: Sequence[int]
     held: Sequence[int]
-    variables: Sequence[Updated]
+    variables: Sequence[variables.Updated]
     persistent: Mapping[object, int]
 
 
@@ -178,6 +173,9 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         reads[i] = addends
     absent |= {i for i, addends in merged.items() if not addends}
     storage, source = [one.get(root, root) for root in _storages(ops)], ops.source.tolist()
+    sizes = ops.value_bytes(batch).tolist()
+    for value, size in variables.copies_read(ops, batch):
+        source[value], sizes[value] = False, size
     producer = ops.producer.tolist()
     bounds = [*ops.first_value.tolist(), len(producer)]
     # Views that are read past hold no buffer.
@@ -206,8 +204,9 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         tuple({storage[v] for v in (*read, *made)})
         for read, made in zip(reads, writes, strict=True)
     ]
-    sizes = ops.value_bytes(batch).tolist()
-    persistent = persistent_bytes(ops, batch) | constant_bytes(ops, there, one, batch)
+    persistent = variables.persistent_bytes(ops, batch) | variables.constant_bytes(
+        ops, there, one, batch
+    )
     runs = ops.here.copy()
     runs[list(absent)] = False
     # Folded ops run before the step.
@@ -227,7 +226,7 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         forwards=[op.type in op_types.FORWARDING for op in ops.ops],
         workspace=np.where(runs, estimates.op_workspace(ops, batch, held), 0).tolist(),
         held=held,
-        variables=updated_variables(ops, reads, storage, persistent),
+        variables=variables.updated_variables(ops, reads, storage, persistent),
         persistent=persistent,
     )
 
@@ -402,6 +401,9 @@ def _lives(
     for variable in work.variables:
         before = -1
         for op, root in sorted(variable.updates, key=lambda update: start[update[0]]):
+            if variable.copied:
+                copies.append((start[op], until[op], variable.size, variable.number))
+                continue
             # Reads since the last update hold the old buffer until their users end.
             read_until = max(
                 (

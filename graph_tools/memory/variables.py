@@ -4,21 +4,34 @@ An assignment makes the buffer of its value the variable's buffer, and releases 
 update in place (``assign_add``, the kernels of TF1's optimizers) copies the variable's buffer first
 if an op still uses the value read from it. For example, the gradient with respect to a layer's
 input needs the weights. Either way the variable has moved among the transient buffers of the step,
-and leaves a hole at its old place. (``training_ops.cc``, ``resource_variable_ops.cc``,
-TensorFlow 2.16 to 2.21.)
+and leaves a hole at its old place.
+
+A variable of which an op reads or changes a part, such as an embedding that ``tf.gather`` reads, is
+changed without a copy there. For this, each read of the whole variable copies it from then on, and
+each change of the whole makes a new buffer. (``training_ops.cc``, ``training_op_helpers.h``,
+``resource_variable_ops.cc``, TensorFlow 2.16 to 2.21.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import tensorflow as tf
 
 from graph_tools.graph.capture import OpGraph
 from graph_tools.memory.bfc_allocator import GRAIN
 from graph_tools.ops import op_types
 from graph_tools.ops.sizes import tensor_bytes
+from graph_tools.tf_private import graphs
 
-__all__ = ["Updated", "constant_bytes", "persistent_bytes", "updated_variables"]
+__all__ = [
+    "Updated",
+    "constant_bytes",
+    "copies_read",
+    "persistent_bytes",
+    "updated_variables",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +49,15 @@ class Updated:
         The variable's place among the persistent buffers; -1: unknown.
     size
         Its bytes.
+    copied
+        Whether each read gets a copy, and each update a new buffer (see the module's description).
     """
 
     updates: Sequence[tuple[int, int]]
     reads: Sequence[tuple[int, Sequence[int]]]
     number: int
     size: int
+    copied: bool
 
 
 def persistent_bytes(ops: OpGraph, batch: int) -> dict[object, int]:
@@ -53,6 +69,9 @@ def persistent_bytes(ops: OpGraph, batch: int) -> dict[object, int]:
             # Reads of one variable are one buffer.
             owner = op.inputs[0].ref() if op.inputs else op.outputs[0].ref()
             found[owner] = tensor_bytes(op.outputs[0]).at(batch)
+    for value in _copied_on_read(ops):
+        handle = ops.tensor(value)
+        found[handle.ref()] = graphs.variable_bytes(handle)
     return {owner: size for owner, size in found.items() if size}
 
 
@@ -85,6 +104,27 @@ def constant_bytes(
     }
 
 
+def _copied_on_read(ops: OpGraph) -> set[int]:
+    """Return the handles of the variables that a graph reads or changes in part, so that each read
+    of the whole copies them."""
+    return {
+        value
+        for i, op in enumerate(ops.ops)
+        if op.type in op_types.READS_PARTS and ops.here[i]
+        for value in ops.inputs[i]
+        if ops.tensor(value).dtype == tf.resource
+    }
+
+
+def copies_read(ops: OpGraph, batch: int) -> Iterator[tuple[int, int]]:
+    """Yield the values that are copies of variables, with their bytes; ``batch``: the size to
+    assume for an unknown batch dimension."""
+    copied = _copied_on_read(ops)
+    for i, op in enumerate(ops.ops):
+        if copied and op.type in op_types.READS and ops.inputs[i][0] in copied:
+            yield int(ops.first_value[i]), tensor_bytes(op.outputs[0]).at(batch)
+
+
 def updated_variables(
     ops: OpGraph,
     reads: Sequence[Sequence[int]],
@@ -102,9 +142,10 @@ def updated_variables(
     persistent
         The bytes of persistent buffers, the variables as `persistent_bytes` returns them.
     """
+    copied = _copied_on_read(ops)
     updates: dict[int, list[tuple[int, int]]] = {}
     for i, op in enumerate(ops.ops):
-        if not ops.here[i]:
+        if not ops.here[i] or (op.type in op_types.READS_PARTS and ops.inputs[i][0] in copied):
             continue
         if op.type in op_types.ASSIGNS:
             updates.setdefault(ops.inputs[i][0], []).append((i, storage[ops.inputs[i][-1]]))
@@ -133,6 +174,7 @@ def updated_variables(
                 [(i, users[first[i]]) for i in readers],
                 numbers.get(owner, -1),
                 persistent.get(owner, 0),
+                handle in copied,
             )
         )
     return found

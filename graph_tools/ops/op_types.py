@@ -35,6 +35,7 @@ __all__ = [
     "MERGES_AT_RUN_TIME",
     "PYTHON",
     "READS",
+    "READS_PARTS",
     "REDUCTIONS",
     "REFERENCE_VARIABLES",
     "RESERVES",
@@ -108,6 +109,19 @@ UPDATES_IN_PLACE = frozenset(
     ResourceApplyCenteredRMSProp ResourceApplyFtrl ResourceApplyFtrlV2 ResourceApplyGradientDescent
     ResourceApplyKerasMomentum ResourceApplyMomentum ResourceApplyProximalGradientDescent
     ResourceApplyRMSProp ResourceScatterAdd ResourceScatterSub ResourceScatterUpdate""".split()
+)
+#: Ops that read or change a part of a variable. From then on, TensorFlow copies the variable for
+#: each read of the whole, and each change of the whole makes a new buffer.
+READS_PARTS = frozenset(
+    """ResourceGather ResourceGatherNd ResourceScatterAdd ResourceScatterDiv ResourceScatterMax
+    ResourceScatterMin ResourceScatterMul ResourceScatterNdAdd ResourceScatterNdMax
+    ResourceScatterNdMin ResourceScatterNdSub ResourceScatterNdUpdate ResourceScatterSub
+    ResourceScatterUpdate ResourceSparseApplyAdadelta ResourceSparseApplyAdagrad
+    ResourceSparseApplyAdagradDA ResourceSparseApplyAdagradV2 ResourceSparseApplyCenteredRMSProp
+    ResourceSparseApplyFtrl ResourceSparseApplyFtrlV2 ResourceSparseApplyKerasMomentum
+    ResourceSparseApplyMomentum ResourceSparseApplyProximalAdagrad
+    ResourceSparseApplyProximalGradientDescent ResourceSparseApplyRMSProp
+    ResourceStridedSliceAssign""".split()
 )
 
 #: Ops that give an input's shape, or a part of it.

@@ -70,6 +70,48 @@ def test_a_step_that_updates_its_weights_takes_what_is_simulated(kind: str) -> N
     assert weights["least"] - 1.25 <= weights["simulated"] <= weights["most"] + 1.25
 
 
+ROWS, WIDE = 4096, 64
+
+
+def of_embedding(kind: str) -> dict[str, float]:
+    """Return the measured and the simulated peak of a step with an embedding, of which a part is
+    read, in embeddings."""
+    from benchmarks.allocation_trace import allocation_events, requested_peak
+
+    table = tf.Variable(tf.ones([ROWS, WIDE]))
+    ids, small = tf.constant([1, 2, 3]), tf.ones([8, WIDE])
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> tf.Tensor:
+        result = tf.reduce_sum(tf.gather(table, ids))
+        if kind == "read":
+            result += tf.reduce_sum(tf.matmul(small, table, transpose_b=True))
+        elif kind == "assigned":
+            table.assign(x * 0.5)
+        else:
+            table.assign_sub(x * 0.5)
+        return result
+
+    concrete = step.get_concrete_function(tf.TensorSpec([ROWS, WIDE]))
+    x = tf.ones([ROWS, WIDE])
+    for _ in range(2):
+        concrete(x).numpy()
+    measured = [requested_peak(allocation_events(lambda: concrete(x).numpy())) for _ in range(3)]
+    ops = capture(autodiff.ends_of(concrete.graph))
+    simulated = simulate_execution(ops, batch=1)[0].peak
+    return {
+        name: bytes_ / (ROWS * WIDE * 4)
+        for name, bytes_ in {"simulated": simulated, "measured": max(measured)}.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["read", "assigned", "changed"])
+def test_an_embedding_of_which_a_part_is_read_is_copied(kind: str) -> None:
+    tables = fresh("tests.graph_tools.test_variables:of_embedding", {"kind": kind})
+    assert tables["measured"] > (1 if kind == "read" else 2)
+    assert abs(tables["simulated"] - tables["measured"]) < 0.3
+
+
 def test_constants_are_there_before_a_step() -> None:
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [8, WIDTH])
