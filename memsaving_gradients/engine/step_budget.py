@@ -40,7 +40,7 @@ from graph_tools.notes import has_notes, notes
 from graph_tools.tf_private import autodiff, graphs, hooks
 from memsaving_gradients.budget import Goal, plain_bytes, safe_bytes, too_small
 from memsaving_gradients.capture.rest_of_step import Update, Whole
-from memsaving_gradients.engine import graph_state, replicas, whole_step
+from memsaving_gradients.engine import graph_state, inner_functions, replicas, whole_step
 from memsaving_gradients.engine.assigned.budgets import can_be_assigned, plan_assigned
 from memsaving_gradients.engine.call import Call, components, joined
 from memsaving_gradients.engine.driver.attempts import STEP_ROUNDS, no_longer_kept
@@ -149,6 +149,7 @@ def _plan(graph: tf.Graph) -> None:
     if not has_notes(graph, _Waiting):
         if autodiff.is_branch(graph) and any(map(_waits, autodiff.enclosing_graphs(graph))):
             in_branch(graph)
+        inner_functions.take_turns(graph)
         return
     waiting = notes(graph, _Waiting)
     calls, waiting.calls = waiting.calls, []

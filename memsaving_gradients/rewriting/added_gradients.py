@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable
 import tensorflow as tf
 
 from graph_tools.editing.rewiring import Rewiring
-from graph_tools.graph.topology import Edges, ancestors
 from graph_tools.grappler.merged_sums import ADDITIONS
 from graph_tools.tf_private import graphs
 
@@ -49,18 +48,24 @@ def add_one_by_one(
         Whether there are such additions.
     """
     first = min(map(graphs.creation_index, grads), default=0)
-    later = graph.get_operations()[first:]
-    live = ancestors([getattr(end, "op", end) for end in ends], Edges())
+    ops = [op for op in graph.get_operations() if graphs.creation_index(op) > first]
+    live = {getattr(end, "op", end) for end in ends}
+    waited_for: set[tf.Operation] = set()
+    for op in reversed(ops):
+        if op in live:
+            live.update(tensor.op for tensor in op.inputs)
+            waits = op.control_inputs
+            live.update(waits)
+            waited_for.update(waits)
     made = set(grads)
     # An op that is made of gradients comes after them.
-    for op in later:
+    for op in ops:
         if op in live and not made.isdisjoint(tensor.op for tensor in op.inputs):
             made.add(op)
-    waited_for = {other for op in later for other in op.control_inputs}
     found = False
     # Additions, and ops whose results reach one.
     added: set[tf.Operation] = set()
-    for op in reversed(later):
+    for op in reversed(ops):
         if op not in made or op in grads:
             continue
         readers = {reader for out in op.outputs for reader in out.consumers()}

@@ -30,8 +30,10 @@ def let_readers_be_first(graph: tf.Graph, first: tf.Operation, known: int) -> No
                 readers.setdefault(tensor.ref(), []).append(op)
     if not readers:
         return
-    edges = Edges()
-    for op in built[graphs.creation_index(first) : known]:
+    edges, begins = Edges(), graphs.creation_index(first)
+    for op in built[:known]:
+        if graphs.creation_index(op) < begins:
+            continue
         found = dict.fromkeys(
             reader for handle in graphs.written_by(op) for reader in readers.get(handle.ref(), ())
         )
