@@ -337,11 +337,15 @@ def too_small(goal: Goal, least: int, stopped: str = "") -> BudgetError:
         if goal.unknown is not None:
             asked, named = "", f"budget={fraction!r}, a fraction of plain training's bytes"
         problem = f"{because}{asked}; the least budget {which} {named}"
-    problem += "; give at least that, or use a smaller batch"
-    if goal.unknown is not None:
-        # Otherwise users would take `BudgetError.least` and give bytes, which are refused.
+    if goal.unknown is None:
+        problem += "; give at least that, or use a smaller batch"
+    else:
+        # Users may take `BudgetError.least` and give bytes, which are refused.
         known = "the shapes of all tensors" if goal.unknown.value else f"{goal.unknown.argument}="
-        problem += f" (a budget in bytes needs {known})"
+        problem += (
+            f"; these bytes are a guess without {known}: give {known}, with which less may do, or"
+            f" at least that budget (a budget in bytes needs {known})"
+        )
     return BudgetError(argument, value, problem, goal.budget, least, fraction)
 
 

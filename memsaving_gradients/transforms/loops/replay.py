@@ -313,7 +313,8 @@ class Replay:
             count = len(arguments)
             at, so_far = list(variables[:count]), variables[count:]
             end = cut.after(now)
-            return [end, *self._advance(now, end, at, level + 1), *pushed(so_far, at)]
+            ends = self._run_again(now, end, at, (), (), steps=self._steps(level + 1))
+            return [end, *ends, *pushed(so_far, at)]
 
         segments = self._counts[level]
         _, *variables = loop_of(goes_on, keep, [start, *states, *lists], steps=segments - 1)
@@ -329,12 +330,6 @@ class Replay:
         return backwards(
             segment, cut, start, stop, lists, arguments, carried, shapes, segments, "reversed"
         )
-
-    def _advance(
-        self, start: tf.Tensor, stop: tf.Tensor, states: list[tf.Tensor], level: int
-    ) -> list[tf.Tensor]:
-        """Return the states at ``stop``, a segment of ``level`` after ``states`` at ``start``."""
-        return self._run_again(start, stop, states, (), (), steps=self._steps(level))
 
     def _run_again(
         self,
