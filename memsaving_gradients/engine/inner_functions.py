@@ -40,8 +40,7 @@ def take_turns(graph: tf.Graph) -> None:
         here = {op: budgeted for op, budgeted in found.items() if op.device == device}
         if _one_after_the_other([*here]):
             rewiring = Rewiring()
-            with graph.as_default():
-                add_one_by_one(graph, here, autodiff.ends_of(graph), rewiring)
+            add_one_by_one(graph, here, (), autodiff.ends_of(graph), rewiring)
             original_view.remember(graph, rewiring)
             _check(graph, [plan for plans in here.values() for plan in plans], len(here))
 

@@ -324,7 +324,8 @@ class _Step:
         grads = {tensor.op for site in self.sites for tensor in site.given or site.grads}
         rewiring, known, changed = Rewiring(), len(graph.get_operations()), False
         if all(site.options.accumulate for site in self.sites):
-            changed = add_one_by_one(graph, grads, autodiff.ends_of(graph), rewiring)
+            own = {op for site in self.sites for op in site.call.own}
+            changed = add_one_by_one(graph, grads, own, autodiff.ends_of(graph), rewiring)
             later = [*later, *graph.get_operations()[known:]]
         updates = whole_step.rest_of(graph, later, grads, first.call.first_operation)
         updates.defer(first.home, chain=False)

@@ -26,6 +26,7 @@ _AT_ONCE = frozenset("AddN AccumulateNV2".split())
 def add_one_by_one(
     graph: tf.Graph,
     grads: Collection[tf.Operation],
+    own: Collection[tf.Operation],
     ends: Iterable[tf.Tensor | tf.Operation],
     rewiring: Rewiring,
 ) -> bool:
@@ -37,6 +38,8 @@ def add_one_by_one(
         The graph of the step, traced to its end.
     grads
         The ops that make the gradients.
+    own
+        All ops of the backward passes, whose sums are planned with them.
     ends
         The tensors and ops that the graph runs for; an addition that none of them needs stays.
     rewiring
@@ -48,16 +51,16 @@ def add_one_by_one(
         Whether there are such additions.
     """
     first = min(map(graphs.creation_index, grads), default=0)
-    ops = [op for op in graph.get_operations() if graphs.creation_index(op) > first]
+    later = [op for op in graph.get_operations() if graphs.creation_index(op) > first]
     live = {getattr(end, "op", end) for end in ends}
     waited_for: set[tf.Operation] = set()
-    for op in reversed(ops):
+    for op in reversed(later):
         if op in live:
             live.update(tensor.op for tensor in op.inputs)
             waits = op.control_inputs
             live.update(waits)
             waited_for.update(waits)
-    made = set(grads)
+    ops, made = [op for op in later if op not in own], set(grads)
     # An op that is made of gradients comes after them.
     for op in ops:
         if op in live and not made.isdisjoint(tensor.op for tensor in op.inputs):
@@ -105,7 +108,7 @@ def _chain(op: tf.Operation, rewiring: Rewiring) -> None:
     """Build additions of an op's inputs, from left to right, for its readers."""
     (result,) = op.outputs
     total, *others = op.inputs
-    with tf.device(op.device):
+    with op.graph.as_default(), tf.device(op.device):
         for other in others:
             total = tf.raw_ops.AddV2(x=total, y=other, name=op.name.rpartition("/")[2])
             graphs.protect(total.op)
