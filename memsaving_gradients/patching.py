@@ -25,6 +25,7 @@ from memsaving_gradients.engine.differentiate import (
     is_paused,
     paused,
     rewired,
+    rule_inside,
 )
 from memsaving_gradients.engine.feedback.notices import OUTER, warn_nothing_saved
 from memsaving_gradients.engine.options import Options
@@ -36,7 +37,6 @@ from memsaving_gradients.errors import (
     SelectionError,
 )
 from memsaving_gradients.transforms.loops.gradient_hook import Rule, stand
-from memsaving_gradients.transforms.loops.selection import inner_rule
 
 __all__ = ["for_batches_of", "patch", "patched", "scoped", "unpatch"]
 
@@ -249,11 +249,8 @@ def _standing_rule() -> Rule | None:
         return None
     options = _stack[-1].options
     searches = options.searches or not isinstance(options.checkpoints, str)
-    way = inner_way(options, "budget" if searches else options.checkpoints)
-    if way == "keep":
-        return None
-    asked = options.loops != "auto"
-    return inner_rule(way, options.batch, options.xla, options.loop_steps, asked)
+    mode = "budget" if searches else options.checkpoints
+    return None if inner_way(options, mode) == "keep" else rule_inside(options, mode)
 
 
 def _gradients(inner: Callable[..., Any], ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:

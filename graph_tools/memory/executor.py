@@ -9,10 +9,8 @@ buffers of ops that run at the same time are alive at the same time.
 
 The model follows ``executor.cc``, ``propagator_state.h`` and Eigen's thread pool (TensorFlow 2.16
 to 2.21), and uses the estimated time of each op. It simulates the graph as it will run after the
-rewrite, with clones, gates and holds. Constants are where grappler moves them
-(:mod:`graph_tools.grappler.constant_folding`). Ops that grappler merges count as one
-(:mod:`graph_tools.grappler.common_subexpressions`), as do sums
-(:mod:`graph_tools.grappler.merged_sums`). Outputs are views where kernels make views
+rewrite, with clones, gates and holds, and as grappler leaves it
+(:mod:`graph_tools.grappler.optimized`). Outputs are views where kernels make views
 (:mod:`graph_tools.ops.views`).
 
 **The allowance for chance.** Chance decides which of several threads is faster, and estimated times
@@ -45,9 +43,7 @@ import tensorflow as tf
 from graph_tools.costs import estimates
 from graph_tools.graph.capture import OpGraph
 from graph_tools.graph.separators import IntArray
-from graph_tools.grappler.common_subexpressions import equal_ops, results_as_one
-from graph_tools.grappler.constant_folding import folded
-from graph_tools.grappler.merged_sums import merged_sums
+from graph_tools.grappler.optimized import optimized
 from graph_tools.memory import variables
 from graph_tools.memory.liveness import timeline
 from graph_tools.memory.regions import first_region
@@ -162,29 +158,20 @@ def _threads() -> int:
 
 
 def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
-    same = equal_ops(ops)
-    one = results_as_one(ops, same)
-    moved = folded(ops)
-    absent = moved.gone | same.keys()
-    split = [i for i, op in enumerate(ops.ops) if op_types.is_split(op)]
-    reads = [[one.get(v, v) for v in values] for values in _past(split, ops, moved.reads)]
-    merged = merged_sums(ops, reads, absent, held)
-    for i, addends in merged.items():
-        reads[i] = addends
-    absent |= {i for i, addends in merged.items() if not addends}
+    left = optimized(ops, held)
+    same, one, reads = left.same, left.one, list(left.reads)
     storage, source = [one.get(root, root) for root in _storages(ops)], ops.source.tolist()
     sizes = ops.value_bytes(batch).tolist()
     for value, size in variables.copies_read(ops, batch):
         source[value], sizes[value] = False, size
     producer = ops.producer.tolist()
     bounds = [*ops.first_value.tolist(), len(producer)]
-    # Views that are read past hold no buffer.
-    silent = absent.union(split)
+    silent = left.gone | left.bypassed
     writes = [range(bounds[i], bounds[i + (i not in silent)]) for i in range(len(ops.ops))]
     waits: list[dict[int, None]] = []
     there: list[bool] = []
     for i, op in enumerate(ops.ops):
-        if i in absent or op_types.reads_known_shapes(op):
+        if i in left.gone or op_types.reads_known_shapes(op):
             reads[i] = []
         controls = () if i in same else (same.get(other, other) for other in ops.controls[i])
         waits.append(dict.fromkeys((*(producer[v] for v in reads[i]), *controls)))
@@ -208,7 +195,7 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         ops, there, one, batch
     )
     runs = ops.here.copy()
-    runs[list(absent)] = False
+    runs[list(left.gone)] = False
     # Folded ops run before the step.
     runs &= ~np.array(there, np.bool_)
     return _Work(
@@ -229,19 +216,6 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         variables=variables.updated_variables(ops, reads, storage, persistent),
         persistent=persistent,
     )
-
-
-def _past(
-    split: Iterable[int], ops: OpGraph, reads: Sequence[Sequence[int]]
-) -> list[Sequence[int]]:
-    """Return ``reads`` with the ops of ``split`` bypassed; these ops themselves read nothing."""
-    first = ops.first_value.tolist()
-    past: dict[int, int] = {}
-    found = list(reads)
-    for i in split:
-        past.update((first[i] + k, past.get(v, v)) for k, v in enumerate(reads[i]))
-        found[i] = ()
-    return [[past.get(v, v) for v in values] for values in found] if past else found
 
 
 def _storages(ops: OpGraph) -> list[int]:

@@ -34,10 +34,10 @@ from memsaving_gradients.transforms.attention.pattern.substitution import (
     prepare,
     substitute,
 )
-from memsaving_gradients.transforms.loops.gradient_hook import replaying
+from memsaving_gradients.transforms.loops.gradient_hook import Rule, replaying
 from memsaving_gradients.transforms.loops.selection import inner_rule
 
-__all__ = ["all_plain", "ends_in", "inner_way", "is_paused", "paused", "rewired"]
+__all__ = ["all_plain", "ends_in", "inner_way", "is_paused", "paused", "rewired", "rule_inside"]
 
 _paused: ContextVar[bool] = ContextVar("memsaving_gradients_paused", default=False)
 _all_plain: ContextVar[bool] = ContextVar("memsaving_gradients_all_plain", default=False)
@@ -114,7 +114,6 @@ def rewired(
     built = graph.get_operations()
     mode, kept = _chosen(graph, len(built), ends, starts, options)
     encode = _encodings(graph, len(built), ends, starts, options)
-    xla = autodiff.compiled_by_xla() if options.xla is None else bool(options.xla)
     found, inner = None, is_inner(graph, options, ends, tape)
     if inner:
         with paused():
@@ -124,18 +123,10 @@ def rewired(
             with paused():
                 found = prepare(graph, ends, graph_state.idle(graph))
             built = graph.get_operations()
-        way = inner_way(options, mode, kept)
         set_unknown_steps(graph, options.loop_steps)
-        asked = options.loops != "auto"
-        rule = inner_rule(way, options.batch, options.xla, options.loop_steps, asked)
-        with paused(), replaying(graph, rule):
+        with paused(), replaying(graph, rule_inside(options, mode, kept)):
             grads = differentiate()
-    # A ragged gradient is several tensors; the gradient of a gather stays whole.
-    leaves = tf.nest.flatten(grads)
-    ragged = not all(
-        g is None or isinstance(g, tf.IndexedSlices) or _is_in(graph, g) for g in leaves
-    )
-    parts = tf.nest.flatten(grads, expand_composites=True) if ragged else leaves
+    parts, ragged = _parts(graph, grads)
     flat = [part if not ragged or _is_in(graph, part) else None for part in parts]
     in_blocks = None
     if found is not None:
@@ -153,7 +144,7 @@ def rewired(
         kept=kept,
         options=options,
         encode=encode,
-        xla=xla,
+        xla=autodiff.compiled_by_xla() if options.xla is None else bool(options.xla),
         attention=in_blocks,
         home=home_of(ends),
         reduced=whole_step.will_be_reduced(),
@@ -166,6 +157,15 @@ def rewired(
     graph_state.returned(graph, components(flat, graph), options.hold_gradients or call.reduced)
     flat = [part if new is None else new for new, part in zip(flat, parts, strict=True)]
     return tf.nest.pack_sequence_as(grads, flat, expand_composites=ragged)
+
+
+def _parts(graph: tf.Graph, grads: Any) -> tuple[list[Any], bool]:
+    """Return the tensors of gradients, and whether they are parts of ragged gradients; the gradient
+    of a gather stays whole."""
+    leaves = tf.nest.flatten(grads)
+    if all(g is None or isinstance(g, tf.IndexedSlices) or _is_in(graph, g) for g in leaves):
+        return leaves, False
+    return tf.nest.flatten(grads, expand_composites=True), True
 
 
 def _saved(call: Call, found: Prepared | None) -> list[Any]:
@@ -219,6 +219,12 @@ def inner_way(options: Options, mode: str, kept: Sequence[tf.Tensor] = ()) -> st
     before there is a plan."""
     replays_all = mode in ("auto", "memory") or (mode == "named" and not kept)
     return options.loops if options.loops != "auto" else "segments" if replays_all else "keep"
+
+
+def rule_inside(options: Options, mode: str, kept: Sequence[tf.Tensor] = ()) -> Rule:
+    """Return how to build the gradients of loops that `inner_way` treats."""
+    way, asked = inner_way(options, mode, kept), options.loops != "auto"
+    return inner_rule(way, options.batch, options.xla, options.loop_steps, asked)
 
 
 def _encodings(
