@@ -3,19 +3,23 @@
 ``a + b + c + d`` needs two tensors at a time if one addend is made after the other. But grappler
 merges the additions into one ``AddN`` (:mod:`graph_tools.grappler.merged_sums`), and users write
 ``tf.add_n`` themselves: then all addends are alive together. So additions of gradients are
-protected from grappler, and ``AddN`` becomes a chain of additions in the order of its kernel
-(:mod:`memsaving_gradients.capture.sums`), which gives the same bits. Linear in the ops of the step.
+protected from grappler, and ``AddN`` becomes additions in the order of its kernel
+(:mod:`memsaving_gradients.capture.sums`), which give the same bits. Where that order is not
+certain, because other ops may hold the addends, ``AddN`` stays. Linear in the ops of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import tensorflow as tf
 
 from graph_tools.editing.rewiring import Rewiring
 from graph_tools.grappler.merged_sums import ADDITIONS
+from graph_tools.ops import op_types
+from graph_tools.ops.views import viewed_input
 from graph_tools.tf_private import graphs
+from memsaving_gradients.schedules.liveness import SUMMED_AT_ONCE, summed_first
 
 __all__ = ["add_one_by_one"]
 
@@ -78,7 +82,7 @@ def add_one_by_one(
             continue
         several = len(made.intersection(tensor.op for tensor in op.inputs)) > 2
         free = not op.control_inputs and op not in waited_for
-        if op.type in _AT_ONCE and several and free and readers and _is_in_order(op):
+        if op.type in _AT_ONCE and several and free and readers and _is_in_order(op, made):
             _chain(op, rewiring)
             found = True
         elif not readers.isdisjoint(added):
@@ -89,11 +93,28 @@ def add_one_by_one(
     return found
 
 
-def _is_in_order(op: tf.Operation) -> bool:
-    """Return whether the kernel adds from left to right: it begins with the first input whose
-    buffer it can take over."""
-    alone = (k for k, tensor in enumerate(op.inputs) if len(tensor.consumers()) == 1)
-    return next(alone, 0) < 2
+def _is_in_order(op: tf.Operation, made: Collection[tf.Operation]) -> bool:
+    """Return whether the kernel surely adds in order. It begins with the first input whose buffer
+    it can take over; which of the first two it is makes no difference. ``made``: ops that are made
+    of gradients; others may be constants."""
+    makers = [_only_for(tensor) if tensor.op in made else None for tensor in op.inputs]
+    known = [maker for maker in makers if maker is not None]
+    # Grappler makes one op of equal ones, whose buffer then has several readers.
+    alike = {(maker.type, *(tensor.ref() for tensor in maker.inputs)) for maker in known}
+    return len(alike) == len(known) and any(maker is not None for maker in makers[:2])
+
+
+def _only_for(tensor: tf.Tensor) -> tf.Operation | None:
+    """Return the op that makes the buffer of a tensor with one reader; ``None`` if other ops may
+    hold the buffer then."""
+    while len(tensor.consumers()) == 1:
+        op = tensor.op
+        viewed = viewed_input(op, tensor.value_index)
+        if viewed is None:
+            held = op_types.SOURCES | op_types.FUNCTIONAL
+            return None if op.type in held else op
+        tensor = op.inputs[viewed]
+    return None
 
 
 def _is_sum(op: tf.Operation) -> bool:
@@ -105,14 +126,25 @@ def _is_sum(op: tf.Operation) -> bool:
 
 
 def _chain(op: tf.Operation, rewiring: Rewiring) -> None:
-    """Build additions of an op's inputs, from left to right, for its readers."""
+    """Build additions of an op's inputs for its readers, in the order of the kernel: first the
+    addends left over by groups, then one group after the other."""
     (result,) = op.outputs
-    total, *others = op.inputs
+    addends = list(op.inputs)
+    head = len(addends) if len(addends) <= SUMMED_AT_ONCE + 1 else summed_first(len(addends))
     with op.graph.as_default(), tf.device(op.device):
-        for other in others:
-            total = tf.raw_ops.AddV2(x=total, y=other, name=op.name.rpartition("/")[2])
-            graphs.protect(total.op)
+        total = _added(addends[:head], op)
+        for k in range(head, len(addends), SUMMED_AT_ONCE):
+            total = _added([total, _added(addends[k : k + SUMMED_AT_ONCE], op)], op)
     for reader in dict.fromkeys(result.consumers()):
         for index, tensor in enumerate(reader.inputs):
             if tensor is result:
                 rewiring.point(reader, index, total)
+
+
+def _added(addends: Sequence[tf.Tensor], op: tf.Operation) -> tf.Tensor:
+    """Build additions from left to right, named like ``op``."""
+    total, *others = addends
+    for other in others:
+        total = tf.raw_ops.AddV2(x=total, y=other, name=op.name.rpartition("/")[2])
+        graphs.protect(total.op)
+    return total

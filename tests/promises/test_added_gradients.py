@@ -99,3 +99,51 @@ def test_gradients_that_add_n_adds_have_the_same_bits() -> None:
     assert max(planned["peaks"]) <= planned["budget"] < min(plain["peaks"])
     for one, other in zip(plain["after"], planned["after"], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+LITTLE = 32
+#: Sums in which the kernel begins with the first, or with a later addend.
+ORDERS: dict[str, Callable[[list[tf.Tensor], tf.Variable], tf.Tensor]] = {
+    "all": lambda grads, w: tf.add_n(grads),
+    "twice": lambda grads, w: tf.add_n([tf.identity(grads[0]), *grads]),
+    "held": lambda grads, w: tf.add_n([w, tf.fill([LITTLE, LITTLE], 0.3), *grads]),
+    "decay": lambda grads, w: tf.add_n([*grads, 1e-2 * w]),
+    "sums": lambda grads, w: tf.add_n([tf.add_n(grads[:3]), tf.add_n(grads[3:]), 2.0 * grads[0]]),
+}
+
+
+def of_sums(add: str, parts: int, budget: float) -> list[bytes]:
+    """Return the bytes of sums of the gradients of microbatches; ``add``: how they are added."""
+    tf.config.experimental.enable_op_determinism()
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    shape = [LITTLE, LITTLE]
+    ws = [tf.Variable(tf.random.stateless_normal(shape, [k, 0]) / LITTLE**0.5) for k in range(5)]
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        found = []
+        for h in tf.split(x, parts):
+            for w in ws:
+                h = tf.tanh(h @ w)
+            found.append(tf.gradients(tf.reduce_sum(h * h), ws))
+        return [
+            ORDERS[add]([*grads], w) for w, grads in zip(ws, zip(*found, strict=True), strict=True)
+        ]
+
+    x = tf.random.stateless_normal([1024 * parts, LITTLE], [0, 1])
+    with ms.patched(budget=budget):
+        found = step(x)
+    return [tensor.numpy().tobytes() for tensor in found]
+
+
+@pytest.mark.parametrize(
+    ("add", "parts"),
+    [("all", 4), ("all", 9), ("all", 12), *((add, 6) for add in ORDERS if add != "all")],
+)
+def test_sums_have_the_bits_of_the_kernel_whichever_addend_it_begins_with(
+    add: str, parts: int
+) -> None:
+    plain, planned = (
+        fresh(f"{__name__}:of_sums", add=add, parts=parts, budget=budget) for budget in (1.0, 0.95)
+    )
+    assert plain == planned
