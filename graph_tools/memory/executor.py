@@ -161,8 +161,8 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
     left = optimized(ops, held)
     same, one, reads = left.same, left.one, list(left.reads)
     storage, source = [one.get(root, root) for root in _storages(ops)], ops.source.tolist()
-    sizes = ops.value_bytes(batch).tolist()
-    for value, size in variables.copies_read(ops, batch):
+    sizes, copied = ops.value_bytes(batch).tolist(), variables.copied_on_read(ops)
+    for value, size in variables.copies_read(ops, batch, copied):
         source[value], sizes[value] = False, size
     producer = ops.producer.tolist()
     bounds = [*ops.first_value.tolist(), len(producer)]
@@ -191,7 +191,7 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         tuple({storage[v] for v in (*read, *made)})
         for read, made in zip(reads, writes, strict=True)
     ]
-    persistent = variables.persistent_bytes(ops, batch) | variables.constant_bytes(
+    persistent = variables.persistent_bytes(ops, batch, copied) | variables.constant_bytes(
         ops, there, one, batch
     )
     runs = ops.here.copy()
@@ -213,7 +213,7 @@ def _work(ops: OpGraph, batch: int, held: Sequence[int]) -> _Work:
         forwards=[op.type in op_types.FORWARDING for op in ops.ops],
         workspace=np.where(runs, estimates.op_workspace(ops, batch, held), 0).tolist(),
         held=held,
-        variables=variables.updated_variables(ops, reads, storage, persistent),
+        variables=variables.updated_variables(ops, reads, storage, persistent, copied),
         persistent=persistent,
     )
 

@@ -14,7 +14,7 @@ each change of the whole makes a new buffer. (``training_ops.cc``, ``training_op
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -28,6 +28,7 @@ from graph_tools.tf_private import graphs
 __all__ = [
     "Updated",
     "constant_bytes",
+    "copied_on_read",
     "copies_read",
     "persistent_bytes",
     "updated_variables",
@@ -50,7 +51,7 @@ class Updated:
     size
         Its bytes.
     copied
-        Whether each read gets a copy, and each update a new buffer (see the module's description).
+        Whether each read gets a copy, and each update a new buffer (`copied_on_read`).
     """
 
     updates: Sequence[tuple[int, int]]
@@ -60,7 +61,7 @@ class Updated:
     copied: bool
 
 
-def persistent_bytes(ops: OpGraph, batch: int) -> dict[object, int]:
+def persistent_bytes(ops: OpGraph, batch: int, copied: Collection[int]) -> dict[object, int]:
     """Return the bytes of the variables and fed inputs that a graph reads, by a reference to the
     variable's handle or to the input."""
     found: dict[object, int] = {}
@@ -69,7 +70,7 @@ def persistent_bytes(ops: OpGraph, batch: int) -> dict[object, int]:
             # Reads of one variable are one buffer.
             owner = op.inputs[0].ref() if op.inputs else op.outputs[0].ref()
             found[owner] = tensor_bytes(op.outputs[0]).at(batch)
-    for value in _copied_on_read(ops):
+    for value in copied:
         handle = ops.tensor(value)
         found[handle.ref()] = graphs.variable_bytes(handle)
     return {owner: size for owner, size in found.items() if size}
@@ -104,7 +105,7 @@ def constant_bytes(
     }
 
 
-def _copied_on_read(ops: OpGraph) -> set[int]:
+def copied_on_read(ops: OpGraph) -> set[int]:
     """Return the handles of the variables that a graph reads or changes in part, so that each read
     of the whole copies them."""
     return {
@@ -116,10 +117,12 @@ def _copied_on_read(ops: OpGraph) -> set[int]:
     }
 
 
-def copies_read(ops: OpGraph, batch: int) -> Iterator[tuple[int, int]]:
-    """Yield the values that are copies of variables, with their bytes; ``batch``: the size to
-    assume for an unknown batch dimension."""
-    copied = _copied_on_read(ops)
+def copies_read(ops: OpGraph, batch: int, copied: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Yield the values that are copies of variables, with their bytes.
+
+    ``batch``: the size to assume for an unknown batch dimension. ``copied``: the result of
+    `copied_on_read`.
+    """
     for i, op in enumerate(ops.ops):
         if copied and op.type in op_types.READS and ops.inputs[i][0] in copied:
             yield int(ops.first_value[i]), tensor_bytes(op.outputs[0]).at(batch)
@@ -130,6 +133,7 @@ def updated_variables(
     reads: Sequence[Sequence[int]],
     storage: Sequence[int],
     persistent: Mapping[object, int],
+    copied: Collection[int],
 ) -> list[Updated]:
     """Return the variables that a graph updates.
 
@@ -141,11 +145,13 @@ def updated_variables(
         The values that each op reads, and the value whose buffer each value uses, in the executor.
     persistent
         The bytes of persistent buffers, the variables as `persistent_bytes` returns them.
+    copied
+        The result of `copied_on_read`.
     """
-    copied = _copied_on_read(ops)
     updates: dict[int, list[tuple[int, int]]] = {}
     for i, op in enumerate(ops.ops):
-        if not ops.here[i] or (op.type in op_types.READS_PARTS and ops.inputs[i][0] in copied):
+        # A change of a part makes no buffer.
+        if not ops.here[i] or op.type in op_types.READS_PARTS:
             continue
         if op.type in op_types.ASSIGNS:
             updates.setdefault(ops.inputs[i][0], []).append((i, storage[ops.inputs[i][-1]]))

@@ -54,9 +54,9 @@ def _within_budgets(call: tf.Operation) -> list[Plan]:
 
 def _one_after_the_other(calls: Sequence[tf.Operation]) -> bool:
     """Let each call wait for the one before, and return whether any did not wait for it yet."""
-    changed = False
+    changed, edges = False, Edges()
     for before, call in pairwise(calls):
-        if before not in ancestors([call], Edges()):
+        if before not in ancestors([call], edges):
             graphs.add_control_inputs(call, [before])
             changed = True
     return changed
