@@ -21,7 +21,7 @@ __all__ = ["Optimized", "optimized"]
 
 @dataclass(frozen=True, eq=False)
 class Optimized:
-    """What grappler leaves of a graph.
+    """A graph as grappler leaves it.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Optimized:
 
 
 def optimized(ops: OpGraph, held: Collection[int]) -> Optimized:
-    """Return what grappler leaves of a graph; ``held``: values that are read after the last op.
+    """Return a graph as grappler leaves it; ``held``: values that are read after the last op.
 
     Examples
     --------

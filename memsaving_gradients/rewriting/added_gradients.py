@@ -52,7 +52,7 @@ def add_one_by_one(
     Returns
     -------
     bool
-        Whether there are such additions.
+        Whether any addition was protected, or built.
     """
     first = min(map(graphs.creation_index, grads), default=0)
     later = [op for op in graph.get_operations() if graphs.creation_index(op) > first]

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from graph_tools.editing import original_view
-from graph_tools.editing.rewiring import Rewiring
 from graph_tools.errors import GraphError
 from graph_tools.tf_private import graphs
 from memsaving_gradients.budget import safe_bytes
@@ -82,16 +81,18 @@ class Driver:
             self.site.abandon()
             raise
         self.followed = found
-        # Later differentiation is to see the graph that TensorFlow built.
-        for rewiring in self._rewirings():
-            original_view.remember(self.site.graph, rewiring)
+        if found is not None:
+            # Later differentiation is to see the graph that TensorFlow built.
+            original_view.remember(self.site.graph, self.site.packed.rewiring)
+            if found.result is not None:
+                original_view.remember(self.site.graph, found.result.rewiring)
         return self
 
     def take_back(self) -> None:
         """Restore the graph as TensorFlow built it, so that it can be planned anew."""
-        for rewiring in reversed(self._rewirings()):
-            original_view.forget(self.site.graph, rewiring)
         take_back(self.site, self.followed)
+        if self.followed is not None:
+            original_view.forget(self.site.graph, self.site.packed.rewiring)
         self.site.restore()
         self.followed = None
 
@@ -109,13 +110,6 @@ class Driver:
         note_unused(plan, [reference.deref().name for reference in site.encode])
         if followed.outcome.stopped:
             warn_stopped(plan, followed.outcome.stopped)
-
-    def _rewirings(self) -> list[Rewiring]:
-        """Return the edits of the graph, in their order."""
-        if self.followed is None:
-            return []
-        result = self.followed.result
-        return [self.site.packed.rewiring, *([] if result is None else [result.rewiring])]
 
     def least(self) -> Outcome | None:
         """Return the plan of least memory, which a budget error would name; the graph is left as it
