@@ -40,6 +40,13 @@ class Rewiring:
         self.edges.append((op, index, op.inputs[index], tensor))
         graphs.update_input(op, index, tensor)
 
+    def point_readers(self, tensor: tf.Tensor, other: tf.Tensor) -> None:
+        """Make all ops that read ``tensor`` now read ``other``."""
+        for op in dict.fromkeys(tensor.consumers()):
+            for index, read in enumerate(op.inputs):
+                if read is tensor:
+                    self.point(op, index, other)
+
     def set(self, op: tf.Operation, attribute: str, value: Any) -> None:
         """Set an attribute of ``op`` to ``value``, a proto."""
         before = op.node_def.attr.get(attribute)

@@ -210,15 +210,8 @@ class _Pass:
     def _chain(self, position: int) -> None:
         """Replace a sum by a chain of additions."""
         op = self.ops.ops[position]
-        readers = [
-            (reader, k)
-            for reader in op.outputs[0].consumers()
-            for k, read in enumerate(reader.inputs)
-            if read is op.outputs[0]
-        ]
         total = self.sums.total(position)
-        for reader, k in readers:
-            self.result.rewiring.point(reader, k, total)
+        self.result.rewiring.point_readers(op.outputs[0], total)
         self.result.replaced[op.outputs[0].ref()] = total
         self.result.rewiring.forbid_feeding(op.outputs)
         self.run.close()

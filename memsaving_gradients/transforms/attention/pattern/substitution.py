@@ -387,8 +387,5 @@ def _exchange(built: _Built, gradient: Gradient, rewiring: Rewiring) -> dict[Any
 
 
 def _repoint(old: tf.Tensor, new: tf.Tensor, rewiring: Rewiring) -> None:
-    for reader in old.consumers():
-        for index, tensor in enumerate(reader.inputs):
-            if tensor is old:
-                rewiring.point(reader, index, new)
+    rewiring.point_readers(old, new)
     rewiring.forbid_feeding([old])
