@@ -38,7 +38,7 @@ from memsaving_gradients.schedules.liveness import SUMMED_AT_ONCE, summed_first
 from memsaving_gradients.schedules.order import LONG_SUM
 from memsaving_gradients.schedules.training_graph import TrainingGraph
 
-__all__ = ["Sums", "chainable", "may_become_variables"]
+__all__ = ["Chain", "Sums", "chainable", "may_become_variables"]
 
 #: The share of the bytes of forward values from which on an addend counts as large. Chosen by
 #: judgement.
@@ -153,14 +153,14 @@ class Sums:
         self, graph: TrainingGraph, ops: Sequence[tf.Operation], chained: Collection[int]
     ) -> None:
         self.chained = frozenset(chained)
-        self._chains: dict[int, _Chain] = {}
+        self._chains: dict[int, Chain] = {}
         self._sums_of: dict[int, list[int]] = {}
         self._bytes: dict[int, int] = {}
         self._made: set[tf.Operation] = set()
         for position in sorted(chained):
             addends = graph.sums[position]
             places = [graph.reads[position].index(value) for value in addends]
-            self._chains[position] = _Chain(ops[position], places)
+            self._chains[position] = Chain(ops[position], places)
             self._bytes[position] = int(graph.size[graph.storage[list(addends)]].sum())
             for op in {int(graph.producer[value]) for value in addends}:
                 self._sums_of.setdefault(op, []).append(position)
@@ -187,7 +187,7 @@ class Sums:
         return self._chains[position].finished()
 
 
-class _Chain:
+class Chain:
     """A sum as a chain: ``total`` of the first addends and of whole groups, ``part`` of the current
     group, ``taken`` addends in both.
 
@@ -209,6 +209,7 @@ class _Chain:
         return None if self.last is before else self.last
 
     def finished(self) -> tf.Tensor:
+        """Add all addends that are left, and return the sum."""
         while self.taken < len(self.places):
             self._take()
         assert self.total is not None and self.part is None

@@ -10,7 +10,7 @@ certain, because other ops may hold the addends, ``AddN`` stays. Linear in the o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 import tensorflow as tf
 
@@ -19,7 +19,7 @@ from graph_tools.grappler.merged_sums import ADDITIONS
 from graph_tools.ops import op_types
 from graph_tools.ops.views import viewed_input
 from graph_tools.tf_private import graphs
-from memsaving_gradients.schedules.liveness import SUMMED_AT_ONCE, summed_first
+from memsaving_gradients.capture.sums import Chain
 
 __all__ = ["add_one_by_one"]
 
@@ -126,25 +126,7 @@ def _is_sum(op: tf.Operation) -> bool:
 
 
 def _chain(op: tf.Operation, rewiring: Rewiring) -> None:
-    """Build additions of an op's inputs for its readers, in the order of the kernel: first the
-    addends left over by groups, then one group after the other."""
-    (result,) = op.outputs
-    addends = list(op.inputs)
-    head = len(addends) if len(addends) <= SUMMED_AT_ONCE + 1 else summed_first(len(addends))
-    with op.graph.as_default(), tf.device(op.device):
-        total = _added(addends[:head], op)
-        for k in range(head, len(addends), SUMMED_AT_ONCE):
-            total = _added([total, _added(addends[k : k + SUMMED_AT_ONCE], op)], op)
-    for reader in dict.fromkeys(result.consumers()):
-        for index, tensor in enumerate(reader.inputs):
-            if tensor is result:
-                rewiring.point(reader, index, total)
-
-
-def _added(addends: Sequence[tf.Tensor], op: tf.Operation) -> tf.Tensor:
-    """Build additions from left to right, named like ``op``."""
-    total, *others = addends
-    for other in others:
-        total = tf.raw_ops.AddV2(x=total, y=other, name=op.name.rpartition("/")[2])
-        graphs.protect(total.op)
-    return total
+    """Build a chain of additions for the readers of a sum."""
+    with op.graph.as_default():
+        total = Chain(op, range(len(op.inputs))).finished()
+    rewiring.point_readers(op.outputs[0], total)
