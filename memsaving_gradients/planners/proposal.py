@@ -21,6 +21,7 @@ from memsaving_gradients.schedules.training_graph import TrainingGraph
 
 __all__ = [
     "MOST_STEPS",
+    "NEAR_BOUND",
     "QUARTERS",
     "ROUNDING",
     "SLACK",
@@ -33,6 +34,7 @@ __all__ = [
     "TrialCount",
     "checked",
     "checkpoints",
+    "is_near",
     "propose",
     "proposed",
     "tried",
@@ -54,6 +56,15 @@ MOST_STEPS = 1_500_000
 #: The share of the budget, or of a step's time, that is too small to plan again for. Chosen by
 #: judgement.
 SLACK = 0.005
+#: A plan is near the lower bound up to this many times the bound, or up to `SLACK` of a step above
+#: the bound. Chosen by judgement.
+NEAR_BOUND = 1.15
+
+
+def is_near(extra: float, bound: float, step: float, times: float = NEAR_BOUND) -> bool:
+    """Return whether extra time is at most ``times`` its lower bound, or at most `SLACK` of a
+    step's time above it."""
+    return extra <= max(bound * times, bound + SLACK * step)
 
 
 class TrialCount(NamedTuple):

@@ -19,7 +19,7 @@ from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetError
 from memsaving_gradients.planners.bounds.relaxation import least_extra_seconds
 from memsaving_gradients.planners.meter import is_clearly_less
-from memsaving_gradients.planners.proposal import SLACK
+from memsaving_gradients.planners.proposal import SLACK, is_near
 from memsaving_gradients.transforms.loops.selection import WAYS
 
 __all__ = ["each_way", "first_candidate_that_fits", "treat"]
@@ -184,12 +184,21 @@ def _packed_otherwise(attempts: Attempts, found: AppliedPlan | None) -> AppliedP
 
 
 def _expected_time(site: Site, found: AppliedPlan, other: SearchState) -> float:
-    """Return the extra time of a plan with packing switched, as a share of a step, if the executor
-    adds no bytes to it, or as many as it saves on ``found``; infinite: no plan fits, 0: unknown."""
-    outcome, budget = found.outcome, found.outcome.plan.budget
+    """Return the extra time of a plan with packing switched, as a share of a step; infinite: no
+    plan fits, 0: unknown.
+
+    Such a plan is expected to have as many bytes in holes as ``found``. If ``found`` is far from
+    its lower bound, it may be worth seconds to know better, so no bytes in holes are expected. (On
+    seven networks, plans near their bounds gained nothing from that, and took a tenth of the first
+    step.)
+    """
+    outcome, plan = found.outcome, found.outcome.plan
+    budget = plan.budget
     if other.search is None or budget is None or outcome.estimate != other.estimate:
         return 0.0
-    asked = max(budget, int(budget * outcome.proposal.peak / outcome.need))
+    asked = int(budget * outcome.proposal.peak / outcome.need)
+    if not is_near(plan.extra_time, plan.lower_bound, 1.0):
+        asked = max(budget, asked)
     proposal = other.search.at(asked).proposal
     return _time(site, other, proposal.extra_seconds) if proposal.peak <= asked else math.inf
 
