@@ -33,7 +33,6 @@ from memsaving_gradients.planners.proposal import (
     NEAR_BOUND,
     ROUNDING,
     SLACK,
-    SMALLER,
     Deadline,
     Interrupted,
     Limits,
@@ -54,7 +53,7 @@ __all__ = ["plan"]
 FAR = 1.5
 #: Budgets to approach a small budget from, as multiples of it. Near the least budget, prices find
 #: poor plans up to half above it. (U-Net at 0.37 of its peak: 18 % extra time instead of 23.)
-LARGER = (1.13, 1.6)
+LARGER = (1.23, 1.6)
 #: The cost of a local search where prices are not near the bound: the most simulated steps, the
 #: most runs that simulate them, and the share of these runs for lowering the peak to the budget.
 SEARCH_STEPS, MOST_RUNS, DESCENT = 800_000, 8_000, 0.6
