@@ -47,6 +47,7 @@ EXPERIMENTS: dict[str, str] = {
     "planning": "planning.networks",
     "paper": "planning.paper",
     "periodic": "planning.periodic",
+    "retracing": "planning.retracing",
     "simulation": "planning.simulation",
     "compatibility": "zoo.compatibility",
     "peers": "peers.experiment",
