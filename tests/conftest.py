@@ -19,6 +19,7 @@ import pytest
 import tensorflow as tf
 
 import memsaving_gradients as ms
+from memsaving_gradients.engine.planning import earlier_traces
 from memsaving_gradients.transforms.attention import blocks
 from tests.helpers import fresh, sampling, support
 
@@ -95,6 +96,11 @@ def control_flow_v2() -> Iterator[None]:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention in blocks of the least size, for the duration of one test."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 4)
+
+
+@pytest.fixture(autouse=True)
+def _no_plans_of_earlier_tests() -> None:
+    earlier_traces.forget()
 
 
 @pytest.fixture(autouse=True)

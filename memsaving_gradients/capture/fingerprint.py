@@ -85,18 +85,22 @@ class Fingerprint:
         return "the bytes of some buffers differ"
 
 
-def fingerprint(step: CapturedStep, batch: int) -> Fingerprint:
-    """Return the fingerprint of a captured step, planned for a batch of ``batch`` examples."""
+def fingerprint(step: CapturedStep, batch: int = 0, *, sized: bool = True) -> Fingerprint:
+    """Return the fingerprint of a captured step, planned for a batch of ``batch`` examples.
+
+    ``sized``: whether steps with other shapes and bytes have other fingerprints.
+    """
     graph, source = step.graph, step.source
     types = tuple(op.type for op in source.ops)
     marks = []
     for op, kind, reads, waits in zip(
         source.ops, types, source.inputs, source.controls, strict=True
     ):
-        made = [(t.dtype.name, str(t.shape)) for t in op.outputs]
+        made = [(t.dtype.name, str(t.shape) if sized else "") for t in op.outputs]
         marks.append(zlib.crc32(repr((kind, reads, waits, made)).encode()))
-    unknown = batch if source.bytes_per_example.any() else 0
+    unknown = batch if sized and source.bytes_per_example.any() else 0
     whole = hashlib.sha256(repr((graph.first_backward, types, marks, unknown)).encode())
-    whole.update(graph.size.astype("<i8").tobytes())
+    if sized:
+        whole.update(graph.size.astype("<i8").tobytes())
     whole.update(graph.storage.astype("<i8").tobytes())
     return Fingerprint(whole.hexdigest(), graph.first_backward, unknown, types, tuple(marks))

@@ -12,8 +12,8 @@ replica's gradients.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -21,7 +21,7 @@ import tensorflow as tf
 from graph_tools.errors import GraphError
 from graph_tools.notes import notes
 from graph_tools.ops.devices import Home
-from memsaving_gradients.engine.options import Options
+from memsaving_gradients.engine.site.request import Request, request_of
 from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.reports.plan import Plan
 
@@ -30,14 +30,10 @@ __all__ = ["Shared", "home_of", "in_sync", "per_replica", "shared", "unsupported
 
 @dataclass(eq=False)
 class Shared:
-    """The options that equal computations share, such as the replicas of a step, and the plan that
-    the last of them follows.
+    """What is asked for at equal computations, such as the replicas of a step, and the plan that
+    the last of them follows."""
 
-    ``marks``: the mode, and the positions of named tensors.
-    """
-
-    options: Options
-    marks: Hashable
+    request: Request
     plan: Plan | None = field(default=None)
 
 
@@ -90,19 +86,12 @@ def shared(site: Site) -> Shared | None:
     if site.home is None or site.options.plan:
         return None
     try:
-        position = site.capture().source.position
+        request = request_of(site, site.capture())
     except GraphError:
         return None
-    kept = tuple(position.get(tensor.op.name, -1) for tensor in site.call.kept)
-    named: list[tuple[Any, str]] = list(site.encode.items())
-    encode = [(position.get(key.deref().op.name, -1), how) for key, how in named]
-    marks = (site.call.mode, kept, tuple(encode))
-    options = replace(
-        site.options, checkpoints="auto", encode=None if encode else site.options.encode
-    )
     known = notes(site.graph, _OfGraph)
     for one in known:
-        if one.marks == marks and one.options == options:
+        if one.request == request:
             return one
-    known.append(Shared(options, marks))
+    known.append(Shared(request))
     return known[-1]

@@ -50,6 +50,7 @@ from memsaving_gradients.engine.options import Options
 from memsaving_gradients.engine.planning.within_limits import budget_of, unknown_to
 from memsaving_gradients.engine.replicas import Shared
 from memsaving_gradients.engine.rewire import is_observed, rewire_now, site_of
+from memsaving_gradients.engine.site.request import Request
 from memsaving_gradients.engine.site.simulations import simulate_all, simulate_traced
 from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import BudgetError
@@ -390,7 +391,7 @@ class _Step:
             own = None if site is large else share
             site.whole = Whole(self.plain, ends, self.source, self.run, own, others=True)
         # Calls of microbatches are equal: they follow the plan of the first one.
-        alike = Shared(self.sites[0].options, "calls of a step")
+        alike = Shared(Request(self.sites[0].options, "calls of a step"))
         found = {s: Driver(s, alike).follow() for s in self.sites if s is not large}
         last = {} if large is None else {large: Driver(large).follow()}
         return [{**found, **last}[site] for site in self.sites]

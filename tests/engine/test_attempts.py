@@ -13,7 +13,7 @@ from graph_tools.memory.bfc_allocator import peaks_in_turn
 from graph_tools.memory.timeline import Timeline
 from memsaving_gradients.budget import chunk_bytes, plain_bytes, safe_bytes
 from memsaving_gradients.engine.driver import attempts
-from memsaving_gradients.engine.planning import outcome, within_limits
+from memsaving_gradients.engine.planning import earlier_traces, outcome, within_limits
 
 LAYERS = 24
 #: The search with the default planner takes so long that it is in the slow suite.
@@ -23,6 +23,7 @@ planners = pytest.mark.parametrize(
 
 
 def planned(budget: float, **options: Any) -> ms.Plan:
+    earlier_traces.forget()
     with tf.Graph().as_default() as graph:
         x = y = tf.compat.v1.placeholder(tf.float32, [256, 128])
         for _ in range(LAYERS):

@@ -17,7 +17,7 @@ from tests.helpers.sources import ROOT, SOURCES
 
 #: The number of tuning constants. Lower it when one goes; raise it only for a number that can
 #: neither be derived nor shared with another place.
-MOST = 118
+MOST = 120
 
 
 def _constants(text: str) -> Iterator[tuple[list[str], int]]:

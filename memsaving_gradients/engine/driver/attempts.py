@@ -29,9 +29,14 @@ from memsaving_gradients.engine.driver.attempt import AppliedPlan, follow, rewri
 from memsaving_gradients.engine.driver.window import Window
 from memsaving_gradients.engine.feedback.notices import warn_nothing_saved
 from memsaving_gradients.engine.planning.by_mode import by_mode
+from memsaving_gradients.engine.planning.earlier_traces import EarlierPlan, follow_again
 from memsaving_gradients.engine.planning.outcome import LIMITED, Outcome, nothing_else
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
-from memsaving_gradients.engine.planning.within_limits import first_need, within_limits
+from memsaving_gradients.engine.planning.within_limits import (
+    as_it_is_now,
+    first_need,
+    within_limits,
+)
 from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.errors import PlanError
 from memsaving_gradients.planners.budget_search import CLOSE, ROUNDS, Search
@@ -92,6 +97,34 @@ class Attempts:
         if found is not None:
             return self._polished(found, found)
         return None if self._best is None else self._polished(self._best, None)
+
+    def as_before(self, earlier: EarlierPlan) -> AppliedPlan | None:
+        """Follow the plan of an earlier trace of the step, or a plan for a few bytes more or fewer,
+        if it keeps the budget and uses about as much of it as before; else return ``None``.
+
+        Holes between chunks differ from trace to trace, so the second plan is often needed.
+        """
+        site = self.site
+        first = follow_again(site, earlier)
+        found, least = follow(site, first), CLOSE**2 * earlier.used
+        budget, need = first.plan.budget, found.outcome.need
+        assert budget is not None
+        if least * budget <= need <= budget:
+            return found
+        take_back(site, found)
+        site.search_state = as_it_is_now(site)
+        ratio = earlier.used * budget / need
+        # Halfway, if there is room: the next plan may have more bytes in holes.
+        asked = first.proposal.peak * (math.sqrt(ratio) if ratio > 1 else ratio)
+        second = self._outcome(partial(Search.at, asked=int(asked * (1 - EXECUTOR_ADDS))))
+        most = first.plan.extra_time + (2 * SLACK if need > budget else 0.0)
+        if second is None or second.plan.extra_time > most:
+            return None
+        found = follow(site, second)
+        if CLOSE**2 * least * budget <= found.outcome.need <= budget:
+            return found
+        take_back(site, found)
+        return None
 
     def _only(self) -> AppliedPlan | None:
         """Follow the one plan of a mode without a budget."""

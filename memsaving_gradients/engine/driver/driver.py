@@ -17,6 +17,7 @@ from memsaving_gradients.engine.driver.candidates import each_way, first_candida
 from memsaving_gradients.engine.feedback.notices import note_unused, warn_stopped
 from memsaving_gradients.engine.feedback.progress import showing
 from memsaving_gradients.engine.no_gc import uncollected
+from memsaving_gradients.engine.planning.earlier_traces import earlier_plan, remember
 from memsaving_gradients.engine.planning.outcome import Outcome
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
 from memsaving_gradients.engine.planning.within_limits import budget_of
@@ -44,6 +45,8 @@ class Driver:
         After `follow`: the plan that the computation follows; ``None``: its gradients are plain.
     at_least
         Whether the step follows the plan of least memory because no other one keeps the budget.
+    as_before
+        Whether the step follows the plan of an earlier trace, or one near it.
     loops_alone
         After `least`: for each way to replay loops, without other savings, the bytes of a budget
         that the step needs and its time (seconds).
@@ -56,7 +59,7 @@ class Driver:
         self.site, self.shared = site, shared
         self.attempts = Attempts(site)
         self.followed: AppliedPlan | None = None
-        self.at_least = False
+        self.at_least = self.as_before = False
         self.loops_alone: list[tuple[int, float]] = []
         self.search: Search | None = None
 
@@ -74,7 +77,7 @@ class Driver:
             with showing(self.site.options.progress) as self.site.progress:
                 found = self._as_others_if_it_fits()
                 if found is None:
-                    found = self._fitting()
+                    found = self._as_before_if_it_fits() or self._fitting()
                     if self.shared is not None and found is not None:
                         self.shared.plan = found.outcome.plan
         except BaseException:
@@ -107,6 +110,8 @@ class Driver:
         graph_state.idle(site.graph).update(map(graphs.creation_index, unread))
         plan = replace(followed.outcome.plan, **changes)
         graph_state.record(site.graph, plan)
+        if not self.at_least and not self.as_before and followed.keeps(followed.outcome.need):
+            remember(site, followed.outcome)
         note_unused(plan, [reference.deref().name for reference in site.encode])
         if followed.outcome.stopped:
             warn_stopped(plan, followed.outcome.stopped)
@@ -165,6 +170,26 @@ class Driver:
             step = site.capture()
             need = safe_bytes(as_it_is(site, step), site.gating)
             self.loops_alone.append((need, step.graph.total_seconds))
+
+    def _as_before_if_it_fits(self) -> AppliedPlan | None:
+        """Follow the plan of an earlier trace of the step if it keeps the budget; else restore the
+        graph and return ``None``. A step that plain training keeps within its budget needs no
+        plan."""
+        try:
+            earlier = earlier_plan(self.site)
+            budget = None if earlier is None else self._budget
+            if earlier is None or budget is None:
+                return None
+            if safe_bytes(self.site.original()[1], self.site.gating) <= budget:
+                return None
+            found = self.attempts.as_before(earlier)
+        except (GraphError, PlanError):
+            found = None
+        self.as_before = found is not None
+        if found is None:
+            self.site.restore()
+            self.attempts.start()
+        return found
 
     # With replicas.
 

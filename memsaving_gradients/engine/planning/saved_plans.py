@@ -22,10 +22,11 @@ from memsaving_gradients.schedules.validation import problem_of
 __all__ = ["by_saved_plan"]
 
 
-def by_saved_plan(site: Site, plans: Sequence[Plan] = ()) -> Outcome:
+def by_saved_plan(site: Site, plans: Sequence[Plan] = (), *, sized: bool = True) -> Outcome:
     """Return the outcome of the plan, one of ``plans``, that was made for this graph.
 
-    Without ``plans``, the plans that the user gave are searched.
+    Without ``plans``, the plans that the user gave are searched. Without ``sized``, a plan may have
+    been made for other sizes; its fingerprint has none.
 
     Raises
     ------
@@ -45,7 +46,7 @@ def by_saved_plan(site: Site, plans: Sequence[Plan] = ()) -> Outcome:
         if packed:
             site.pack(parts=parts)
         step = site.capture()
-        mark = fingerprint(step, site.options.batch)
+        mark = fingerprint(step, site.options.batch, sized=sized)
         for plan in candidates:
             different = "it has no fingerprint"
             if plan.fingerprint is not None:

@@ -33,6 +33,7 @@ from memsaving_gradients.schedules.schedule import ordered
 from memsaving_gradients.schedules.simulate import Simulation, simulate
 
 __all__ = [
+    "as_it_is_now",
     "budget_of",
     "first_need",
     "first_share",
@@ -161,6 +162,14 @@ def seek(site: Site) -> SearchState | None:
         site.switch_packing(False)
         better, worse = other, packed
     return better if goal is None else replace(better, other=worse)
+
+
+def as_it_is_now(site: Site) -> SearchState:
+    """Return a search for plans of the step as it is now, with no other packing to try."""
+    step, (unpacked, before) = site.capture(), site.original()
+    return SearchState(
+        step, unpacked, before, _goal(site, before), _search_of(site, step, before), None
+    )
 
 
 def _estimated(site: Site, state: SearchState) -> SearchState:

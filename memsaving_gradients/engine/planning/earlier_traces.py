@@ -1,0 +1,128 @@
+"""Plans that kept a budget in earlier traces of the same step.
+
+TensorFlow traces a step again for another batch size, for a smaller last batch, or if a model is
+compiled again. The new graph has the ops and the edges of the old one, and other sizes. A schedule
+names ops by their positions, so it is valid in both graphs; as with every plan, gradients are equal
+to the bit. The plan of the earlier trace is therefore tried first
+(:mod:`memsaving_gradients.engine.driver`). Whether it keeps the budget is simulated anew.
+
+Each process remembers a few plans, newest first, and none of their graphs. A plan that planning
+with a limit on seconds, or an interruption, cut short is not remembered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from memsaving_gradients.capture.fingerprint import fingerprint
+from memsaving_gradients.engine.planning.outcome import Outcome
+from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
+from memsaving_gradients.engine.planning.within_limits import budget_of
+from memsaving_gradients.engine.site.request import Request, request_of
+from memsaving_gradients.engine.site.site import Site
+from memsaving_gradients.planners.bounds.integer import bound_within
+from memsaving_gradients.reports.plan import Plan
+
+__all__ = ["EarlierPlan", "earlier_plan", "follow_again", "forget", "remember"]
+
+#: The most plans that are remembered. Chosen by judgement: a step has few batch sizes.
+MOST_PLANS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class EarlierPlan:
+    """A plan that kept its budget in an earlier trace.
+
+    Attributes
+    ----------
+    request
+        What the user asked for.
+    size
+        The number of ops of the step, and of its forward ops.
+    plan
+        The plan, without its simulations; its fingerprint has no sizes.
+    used
+        The share of the budget that the step needed.
+    """
+
+    request: Request
+    size: tuple[int, int]
+    plan: Plan
+    used: float
+
+
+_plans: deque[EarlierPlan] = deque(maxlen=MOST_PLANS)
+
+
+def forget() -> None:
+    """Forget all plans."""
+    _plans.clear()
+
+
+def remember(site: Site, outcome: Outcome) -> None:
+    """Remember the plan that a site follows, if it keeps a budget that the site has for itself."""
+    request = _request(site)
+    plan = outcome.plan
+    if request is None or outcome.plain or outcome.stopped or not (plan.budget and plan.complete):
+        return
+    plan = replace(
+        plan,
+        decisions=(),
+        simulation=None,
+        simulation_plain=None,
+        fingerprint=fingerprint(outcome.step, sized=False),
+    )
+    assert plan.budget is not None
+    known = earlier_plan(site)
+    if known is not None:
+        _plans.remove(known)
+    _plans.appendleft(EarlierPlan(request, _size(site), plan, outcome.need / plan.budget))
+
+
+def earlier_plan(site: Site) -> EarlierPlan | None:
+    """Return the plan that kept the budget in the last trace of the step; ``None``: there is
+    none."""
+    if not _plans or (request := _request(site)) is None:
+        return None
+    size = _size(site)
+    return next((one for one in _plans if (one.request, one.size) == (request, size)), None)
+
+
+def follow_again(site: Site, earlier: EarlierPlan) -> Outcome:
+    """Return the outcome of the earlier plan at a site.
+
+    Raises
+    ------
+    PlanError
+        If the graph is another one.
+    """
+    before = site.original()[1] if site.whole is None else site.whole.plain
+    plan, budget = earlier.plan, budget_of(site, before)
+    assert plan.budget is not None
+    asked = None
+    if plan.planned_for is not None and budget is not None:
+        asked = int(plan.planned_for * budget / plan.budget)
+    scaled = replace(plan, budget=budget, planned_for=asked, lower_bound=0.0, optimal=False)
+    outcome = by_saved_plan(site, [scaled], sized=False)
+    graph = outcome.step.graph
+    accumulate = site.options.accumulate
+    bound = bound_within(graph, outcome.proposal.peak, accumulate=accumulate, deep=False)
+    share = bound.seconds / site.original()[0].graph.total_seconds
+    bounded = replace(outcome.plan, lower_bound=min(share, outcome.plan.extra_time))
+    return replace(outcome, plan=bounded)
+
+
+def _request(site: Site) -> Request | None:
+    """Return what is asked for, if a site's own step has a budget that TensorFlow's executor has to
+    keep."""
+    alone = site.whole is None or site.covers_step
+    if site.call.mode != "budget" or site.xla or not alone or callable(site.options.planner):
+        return None
+    request = request_of(site, site.original()[0])
+    return replace(request, options=replace(request.options, progress=None))
+
+
+def _size(site: Site) -> tuple[int, int]:
+    graph = site.original()[0].graph
+    return graph.length, graph.first_backward
