@@ -156,9 +156,9 @@ class Attempts:
 
         Make at most ``attempts``; once a plan has kept the budget, a few more.
         """
-        window, now, left = Window(), list[tuple[int, float]](), attempts
         assert outcome is not None
         assert outcome.plan.budget is not None
+        window, now, left = Window(high=outcome.plan.budget), list[tuple[int, float]](), attempts
         if outcome.proposal.peak > outcome.plan.budget:
             # By this estimate no plan fits, and further plans would be for even fewer bytes.
             return None

@@ -24,7 +24,7 @@ class Window:
     low
         The largest peak that kept the budget, or was of no use.
     high
-        The least peak that broke the budget.
+        The least peak that broke the budget, or would: chunks are no smaller than buffers.
     broken
         The number of plans that broke the budget.
     asked
@@ -42,6 +42,13 @@ class Window:
     >>> window.broke(800, 1.01)
     >>> window.asked is None
     True
+
+    After a plan that is too slow, the next one may take half of the bytes that are left:
+
+    >>> window = Window(high=1000)
+    >>> window.of_no_use(600)
+    >>> window.asked
+    800
 
     A step that allocates nothing has nothing to gain:
 
