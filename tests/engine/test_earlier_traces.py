@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +31,7 @@ class Step:
             x = self.activation(x @ weight)
         return tf.reduce_mean(x**2)
 
-    def traced(self, batch: int, budget: int | float | None, **options: Any) -> Any:
+    def traced(self, batch: int | None, budget: int | float | None, **options: Any) -> Any:
         """Return the concrete function for a batch size."""
 
         def step(x: tf.Tensor) -> list[tf.Tensor]:
@@ -155,7 +154,7 @@ def test_plans_that_were_cut_short_are_planned_anew(searches):
 
 
 def test_few_plans_are_remembered_and_no_graph(searches, monkeypatch):
-    monkeypatch.setattr(earlier_traces, "_plans", deque(maxlen=2))
+    monkeypatch.setattr(earlier_traces, "MOST_PLANS", 2)
     step = Step(layers=8)
     graph = weakref.ref(step.traced(BATCH, 0.6).graph)
     gc.collect()
@@ -165,3 +164,43 @@ def test_few_plans_are_remembered_and_no_graph(searches, monkeypatch):
     before = len(searches)
     step.planned(BATCH, 0.6)
     assert len(searches) == before + 1
+
+
+def test_an_unknown_batch_is_refused_after_a_known_one():
+    step = Step(layers=8)
+    budget = step.planned(BATCH, 0.8).budget
+    step.planned(BATCH, budget)
+    with pytest.raises(ms.errors.ArgumentError, match="needs the batch size"):
+        step.traced(None, budget)
+
+
+def test_plans_that_store_residuals_are_made_anew(searches):
+    step = Step()
+    for batch in (BATCH, 4 * BATCH):
+        plan = step.planned(batch, 0.6, encode="float16")
+        assert all(how.bytes <= batch * WIDTH * 2 for how in plan.schedule.stored.values())
+    assert len(searches) == (2 if plan.schedule.stored else 1)
+
+
+def test_equal_ops_of_other_costs_are_planned_anew(searches):
+    def step(sizes: list[int]) -> Callable[..., Any]:
+        kernels = [tf.Variable(numbers(f"k{k}", size, size, 8, 1)) for k, size in enumerate(sizes)]
+
+        def run(x: tf.Tensor) -> list[tf.Tensor]:
+            for kernel in kernels:
+                x = tf.tanh(tf.nn.depthwise_conv2d(x, kernel, [1, 1, 1, 1], "SAME"))
+            grads = ms.gradients(tf.reduce_mean(x**2), kernels, budget=0.6)
+            return [tf.reduce_sum(grad**2) for grad in grads]
+
+        return run
+
+    def extra_time(sizes: list[int]) -> float:
+        spec = tf.TensorSpec([4, 32, 32, 8])
+        return ms.plans(tf.function(step(sizes)).get_concrete_function(spec).graph)[-1].extra_time
+
+    one, other = [1, 1, 9, 9] * 3, [9, 9, 1, 1] * 3
+    fresh = extra_time(one)
+    earlier_traces.forget()
+    extra_time(other)
+    assert extra_time(one) <= fresh + 0.02
+    assert len(searches) == 3

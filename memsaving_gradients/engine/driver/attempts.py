@@ -100,13 +100,18 @@ class Attempts:
 
     def as_before(self, earlier: EarlierPlan) -> AppliedPlan | None:
         """Follow the plan of an earlier trace of the step, or a plan for a few bytes more or fewer,
-        if it keeps the budget and uses about as much of it as before; else return ``None``.
+        if it keeps the budget, uses about as much of it as before, and is about as near its lower
+        bound as before; else return ``None``.
 
-        Holes between chunks differ from trace to trace, so the second plan is often needed.
+        Holes between chunks differ from trace to trace, so the second plan is often needed. Of a
+        budget in bytes, hardly anything may be left: a smaller batch may need less recomputation.
         """
         site = self.site
         first = follow_again(site, earlier)
-        found, least = follow(site, first), CLOSE**2 * earlier.used
+        if first.plan.gap > earlier.plan.gap + 2 * SLACK:
+            return None
+        shares = isinstance(site.options.limit, float)
+        found, least = follow(site, first), (CLOSE**2 if shares else CLOSE) * earlier.used
         budget, need = first.plan.budget, found.outcome.need
         assert budget is not None
         if least * budget <= need <= budget:
@@ -121,7 +126,7 @@ class Attempts:
         if second is None or second.plan.extra_time > most:
             return None
         found = follow(site, second)
-        if CLOSE**2 * least * budget <= found.outcome.need <= budget:
+        if (least**2 if shares else least) * budget <= found.outcome.need <= budget:
             return found
         take_back(site, found)
         return None

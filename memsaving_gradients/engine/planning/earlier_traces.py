@@ -6,19 +6,21 @@ names ops by their positions, so it is valid in both graphs; as with every plan,
 to the bit. The plan of the earlier trace is therefore tried first
 (:mod:`memsaving_gradients.engine.driver`). Whether it keeps the budget is simulated anew.
 
-Each process remembers a few plans, newest first, and none of their graphs. A plan that planning
-with a limit on seconds, or an interruption, cut short is not remembered.
+Each process remembers a few plans, newest first, and none of their graphs. Not remembered are plans
+that planning with a limit on seconds, or an interruption, cut short; plans that store residuals,
+whose bytes and seconds are those of one trace; and plans that replay loops, as another batch may
+need fewer replays or none.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import threading
 from dataclasses import dataclass, replace
 
 from memsaving_gradients.capture.fingerprint import fingerprint
 from memsaving_gradients.engine.planning.outcome import Outcome
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
-from memsaving_gradients.engine.planning.within_limits import budget_of
+from memsaving_gradients.engine.planning.within_limits import budget_of, unknown_to
 from memsaving_gradients.engine.site.request import Request, request_of
 from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.planners.bounds.integer import bound_within
@@ -51,8 +53,14 @@ class EarlierPlan:
     plan: Plan
     used: float
 
+    def is_for(self, request: Request, size: tuple[int, int]) -> bool:
+        """Return whether the plan answers a request at a step of this size."""
+        return (self.request, self.size) == (request, size)
 
-_plans: deque[EarlierPlan] = deque(maxlen=MOST_PLANS)
+
+#: The plans, newest first. Strategies of ``tf.distribute`` trace in threads of their own.
+_plans: list[EarlierPlan] = []
+_lock = threading.Lock()
 
 
 def forget() -> None:
@@ -63,21 +71,26 @@ def forget() -> None:
 def remember(site: Site, outcome: Outcome) -> None:
     """Remember the plan that a site follows, if it keeps a budget that the site has for itself."""
     request = _request(site)
-    plan = outcome.plan
+    plan, schedule = outcome.plan, outcome.proposal.schedule
     if request is None or outcome.plain or outcome.stopped or not (plan.budget and plan.complete):
+        return
+    if schedule.stored or plan.loops:
         return
     plan = replace(
         plan,
         decisions=(),
+        replayed=(),
         simulation=None,
         simulation_plain=None,
         fingerprint=fingerprint(outcome.step, sized=False),
+        file="an earlier trace",
     )
     assert plan.budget is not None
-    known = earlier_plan(site)
-    if known is not None:
-        _plans.remove(known)
-    _plans.appendleft(EarlierPlan(request, _size(site), plan, outcome.need / plan.budget))
+    found = EarlierPlan(request, _size(site), plan, outcome.need / plan.budget)
+    with _lock:
+        others = [one for one in _plans if not one.is_for(request, found.size)]
+        _plans.clear()
+        _plans.extend([found, *others][:MOST_PLANS])
 
 
 def earlier_plan(site: Site) -> EarlierPlan | None:
@@ -86,7 +99,8 @@ def earlier_plan(site: Site) -> EarlierPlan | None:
     if not _plans or (request := _request(site)) is None:
         return None
     size = _size(site)
-    return next((one for one in _plans if (one.request, one.size) == (request, size)), None)
+    with _lock:
+        return next((one for one in _plans if one.is_for(request, size)), None)
 
 
 def follow_again(site: Site, earlier: EarlierPlan) -> Outcome:
@@ -118,6 +132,9 @@ def _request(site: Site) -> Request | None:
     keep."""
     alone = site.whole is None or site.covers_step
     if site.call.mode != "budget" or site.xla or not alone or callable(site.options.planner):
+        return None
+    if not isinstance(site.options.limit, float) and unknown_to(site) is not None:
+        # A budget in bytes is refused on a guess.
         return None
     request = request_of(site, site.original()[0])
     return replace(request, options=replace(request.options, progress=None))
