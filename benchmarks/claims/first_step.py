@@ -22,10 +22,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -91,9 +91,13 @@ def _medians(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {**found[0], **middle, "runs": [{c: run[c] for c in CLOCKS} for run in found]}
 
 
+#: A function that returns the loss and the gradients of a batch.
+Differentiate: TypeAlias = Callable[..., tuple[tf.Tensor, Any]]
+
+
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """A first step and its times.
+    """A first step, traced or taken, and its times.
 
     Attributes
     ----------
@@ -104,7 +108,8 @@ class Taken:
     loss
         The loss in the graph.
     seconds
-        ``"wall"`` and ``"processor"``: times of the step; ``"traced"``: processor time of tracing.
+        ``"traced"``: processor time of tracing; ``"wall"`` and ``"processor"``: times of the whole
+        step, if it was taken.
     """
 
     step: Callable[..., tf.Tensor]
@@ -113,14 +118,8 @@ class Taken:
     seconds: dict[str, Any]
 
 
-def take(
-    network: Model,
-    differentiate: Callable[..., tuple[tf.Tensor, Any]],
-    around: contextlib.AbstractContextManager[Any] | None = None,
-) -> Taken:
-    """Take one first step, traced inside of ``around``; ``differentiate`` returns the loss and the
-    gradients of a batch."""
-    batch = [tf.constant(array) for array in network.batch]
+def trace(network: Model, differentiate: Differentiate, batch: Sequence[tf.Tensor]) -> Taken:
+    """Trace a step that updates the variables, without running it."""
     losses: list[tf.Tensor] = []
 
     @tf.function
@@ -131,17 +130,25 @@ def take(
             variable.assign_sub(1e-6 * tf.convert_to_tensor(grad))
         return loss
 
+    clock = time.process_time()
+    graph = step.get_concrete_function(*batch).graph
+    seconds = {"traced": time.process_time() - clock}
+    return Taken(partial(step, *batch), graph, losses[0], seconds)
+
+
+def take(
+    network: Model,
+    differentiate: Differentiate,
+    around: contextlib.AbstractContextManager[Any] | None = None,
+) -> Taken:
+    """Take one first step, traced inside of ``around``."""
+    batch = [tf.constant(array) for array in network.batch]
     wall, processor = time.perf_counter(), time.process_time()
     with around or contextlib.nullcontext():
-        graph = step.get_concrete_function(*batch).graph
-    traced = time.process_time() - processor
-    step(*batch).numpy()
-    seconds = {
-        "wall": time.perf_counter() - wall,
-        "processor": time.process_time() - processor,
-        "traced": traced,
-    }
-    return Taken(partial(step, *batch), graph, losses[0], seconds)
+        traced = trace(network, differentiate, batch)
+    traced.step().numpy()
+    times = {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
+    return replace(traced, seconds={**times, **traced.seconds})
 
 
 def first_step(model: str, options: dict[str, Any], way: str) -> dict[str, Any]:
@@ -171,7 +178,7 @@ def first_step(model: str, options: dict[str, Any], way: str) -> dict[str, Any]:
     return result
 
 
-def _differentiation(network: Model, way: str) -> Callable[..., tuple[tf.Tensor, Any]]:
+def _differentiation(network: Model, way: str) -> Differentiate:
     """Return the function that computes loss and gradients of a batch in one of the ways."""
     variables = list(network.variables)
 

@@ -8,7 +8,6 @@ first plan is remembered, and later traces begin with it.
 from __future__ import annotations
 
 import statistics
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.claims.first_step import trace
 from benchmarks.experiment import Columns, Experiment, Figure, Job, Results, Setting, Settings
 from benchmarks.measuring import fresh
 from benchmarks.networks import build
@@ -50,16 +50,13 @@ def traces(model: str, options: dict[str, Any], budget: float) -> list[dict[str,
     network = build(model, **options)
     variables = list(network.variables)
 
-    def traced(differentiate: Any, batch: list[tf.Tensor]) -> tuple[Any, float]:
-        def step(*batch: tf.Tensor) -> tf.Tensor:
-            loss = network.loss(*batch)
-            for variable, grad in zip(variables, differentiate(loss), strict=True):
-                variable.assign_sub(1e-6 * tf.convert_to_tensor(grad))
-            return loss
+    def plain(*batch: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        loss = network.loss(*batch)
+        return loss, tf.gradients(loss, variables)
 
-        clock = time.process_time()
-        graph = tf.function(step).get_concrete_function(*batch).graph
-        return graph, time.process_time() - clock
+    def ours(*batch: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        loss = network.loss(*batch)
+        return loss, ms.gradients(loss, variables, budget=budget)
 
     found = []
     for examples in (FIRST, *LATER):
@@ -67,17 +64,17 @@ def traces(model: str, options: dict[str, Any], budget: float) -> list[dict[str,
             tf.constant(np.resize(array, (examples, *array.shape[1:])).astype(array.dtype))
             for array in network.batch
         ]
-        _, plain = traced(lambda loss: tf.gradients(loss, variables), batch)
+        without = trace(network, plain, batch).seconds["traced"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            graph, ours = traced(lambda loss: ms.gradients(loss, variables, budget=budget), batch)
-        plan = ms.plans(graph)[-1]
+            traced = trace(network, ours, batch)
+        plan = ms.plans(traced.graph)[-1]
         assert plan.budget is not None
         found.append(
             {
                 "batch": examples,
-                "plain": plain,
-                "planning": ours - plain,
+                "plain": without,
+                "planning": traced.seconds["traced"] - without,
                 "extra": plan.extra_time,
                 "used": plan.allocated / plan.budget,
             }
