@@ -52,7 +52,7 @@ __all__ = ["plan"]
 #: recomputed several times. (An LSTM of 100 steps at 10 %: 30 % extra time instead of 107.)
 FAR = 1.5
 #: Budgets to approach a small budget from, as multiples of it. Near the least budget, prices find
-#: poor plans up to half above it. (U-Net at 0.37 of its peak: 18 % extra time instead of 23.)
+#: poor plans up to half above it. (U-Net at 0.37 of its peak: 18 % extra time instead of 28.)
 LARGER = (1.23, 1.6)
 #: The cost of a local search where prices are not near the bound: the most simulated steps, the
 #: most runs that simulate them, and the share of these runs for lowering the peak to the budget.
