@@ -30,8 +30,8 @@ __all__ = ["Shared", "home_of", "in_sync", "per_replica", "shared", "unsupported
 
 @dataclass(eq=False)
 class Shared:
-    """What is asked for at equal computations, such as the replicas of a step, and the plan that
-    the last of them follows."""
+    """The request of equal computations, such as the replicas of a step, and the plan that the last
+    of them follows."""
 
     request: Request
     plan: Plan | None = field(default=None)

@@ -29,7 +29,7 @@ from memsaving_gradients.engine.driver.attempt import AppliedPlan, follow, rewri
 from memsaving_gradients.engine.driver.window import Window
 from memsaving_gradients.engine.feedback.notices import warn_nothing_saved
 from memsaving_gradients.engine.planning.by_mode import by_mode
-from memsaving_gradients.engine.planning.earlier_traces import EarlierPlan, follow_again
+from memsaving_gradients.engine.planning.earlier_traces import EarlierPlan, scaled
 from memsaving_gradients.engine.planning.outcome import LIMITED, Outcome, nothing_else
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
 from memsaving_gradients.engine.planning.within_limits import (
@@ -98,22 +98,21 @@ class Attempts:
             return self._polished(found, found)
         return None if self._best is None else self._polished(self._best, None)
 
-    def as_before(self, earlier: EarlierPlan) -> AppliedPlan | None:
+    def as_before(self, earlier: EarlierPlan, budget: int) -> AppliedPlan | None:
         """Follow the plan of an earlier trace of the step, or a plan for a few bytes more or fewer,
         if it keeps the budget, uses about as much of it as before, and is about as near its lower
-        bound as before; else return ``None``.
+        bound as before; else return ``None``. ``budget``: bytes of chunks.
 
         Holes between chunks differ from trace to trace, so the second plan is often needed. Of a
         budget in bytes, hardly anything may be left: a smaller batch may need less recomputation.
         """
         site = self.site
-        first = follow_again(site, earlier)
+        first = scaled(site, earlier, budget)
         if first.plan.gap > earlier.plan.gap + 2 * SLACK:
             return None
         shares = isinstance(site.options.limit, float)
         found, least = follow(site, first), (CLOSE**2 if shares else CLOSE) * earlier.used
-        budget, need = first.plan.budget, found.outcome.need
-        assert budget is not None
+        need = found.outcome.need
         if least * budget <= need <= budget:
             return found
         take_back(site, found)

@@ -46,7 +46,8 @@ class Driver:
     at_least
         Whether the step follows the plan of least memory because no other one keeps the budget.
     as_before
-        Whether the step follows the plan of an earlier trace, or one near it.
+        Whether the step follows the plan of an earlier trace, or a plan for a few bytes more or
+        fewer.
     loops_alone
         After `least`: for each way to replay loops, without other savings, the bytes of a budget
         that the step needs and its time (seconds).
@@ -182,13 +183,12 @@ class Driver:
                 return None
             if safe_bytes(self.site.original()[1], self.site.gating) <= budget:
                 return None
-            found = self.attempts.as_before(earlier)
+            found = self.attempts.as_before(earlier, budget)
         except (GraphError, PlanError):
             found = None
         self.as_before = found is not None
         if found is None:
             self.site.restore()
-            self.attempts.start()
         return found
 
     # With replicas.

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from memsaving_gradients.capture.fingerprint import fingerprint
 from memsaving_gradients.engine.planning.outcome import Outcome
 from memsaving_gradients.engine.planning.saved_plans import by_saved_plan
-from memsaving_gradients.engine.planning.within_limits import budget_of, unknown_to
+from memsaving_gradients.engine.planning.within_limits import unknown_to
 from memsaving_gradients.engine.site.request import Request, request_of
 from memsaving_gradients.engine.site.site import Site
 from memsaving_gradients.planners.bounds.integer import bound_within
 from memsaving_gradients.reports.plan import Plan
 
-__all__ = ["EarlierPlan", "earlier_plan", "follow_again", "forget", "remember"]
+__all__ = ["EarlierPlan", "earlier_plan", "forget", "remember", "scaled"]
 
 #: The most plans that are remembered. Chosen by judgement: a step has few batch sizes.
 MOST_PLANS = 8
@@ -39,7 +39,7 @@ class EarlierPlan:
     Attributes
     ----------
     request
-        What the user asked for.
+        The user's request.
     size
         The number of ops of the step, and of its forward ops.
     plan
@@ -70,11 +70,10 @@ def forget() -> None:
 
 def remember(site: Site, outcome: Outcome) -> None:
     """Remember the plan that a site follows, if it keeps a budget that the site has for itself."""
-    request = _request(site)
-    plan, schedule = outcome.plan, outcome.proposal.schedule
-    if request is None or outcome.plain or outcome.stopped or not (plan.budget and plan.complete):
+    plan, budget = outcome.plan, outcome.plan.budget
+    if outcome.plain or outcome.stopped or budget is None or not plan.complete:
         return
-    if schedule.stored or plan.loops:
+    if outcome.proposal.schedule.stored or plan.loops or (request := _request(site)) is None:
         return
     plan = replace(
         plan,
@@ -85,12 +84,10 @@ def remember(site: Site, outcome: Outcome) -> None:
         fingerprint=fingerprint(outcome.step, sized=False),
         file="an earlier trace",
     )
-    assert plan.budget is not None
-    found = EarlierPlan(request, _size(site), plan, outcome.need / plan.budget)
+    found = EarlierPlan(request, _size(site), plan, outcome.need / budget)
     with _lock:
         others = [one for one in _plans if not one.is_for(request, found.size)]
-        _plans.clear()
-        _plans.extend([found, *others][:MOST_PLANS])
+        _plans[:] = [found, *others][:MOST_PLANS]
 
 
 def earlier_plan(site: Site) -> EarlierPlan | None:
@@ -103,22 +100,19 @@ def earlier_plan(site: Site) -> EarlierPlan | None:
         return next((one for one in _plans if one.is_for(request, size)), None)
 
 
-def follow_again(site: Site, earlier: EarlierPlan) -> Outcome:
-    """Return the outcome of the earlier plan at a site.
+def scaled(site: Site, earlier: EarlierPlan, budget: int) -> Outcome:
+    """Return the outcome of the earlier plan at a site, within a budget in bytes.
 
     Raises
     ------
     PlanError
         If the graph is another one.
     """
-    before = site.original()[1] if site.whole is None else site.whole.plain
-    plan, budget = earlier.plan, budget_of(site, before)
-    assert plan.budget is not None
-    asked = None
-    if plan.planned_for is not None and budget is not None:
-        asked = int(plan.planned_for * budget / plan.budget)
-    scaled = replace(plan, budget=budget, planned_for=asked, lower_bound=0.0, optimal=False)
-    outcome = by_saved_plan(site, [scaled], sized=False)
+    plan, asked = earlier.plan, earlier.plan.planned_for
+    if asked is not None and plan.budget is not None:
+        asked = int(asked * budget / plan.budget)
+    plan = replace(plan, budget=budget, planned_for=asked, lower_bound=0.0, optimal=False)
+    outcome = by_saved_plan(site, [plan], sized=False)
     graph = outcome.step.graph
     accumulate = site.options.accumulate
     bound = bound_within(graph, outcome.proposal.peak, accumulate=accumulate, deep=False)
@@ -128,7 +122,7 @@ def follow_again(site: Site, earlier: EarlierPlan) -> Outcome:
 
 
 def _request(site: Site) -> Request | None:
-    """Return what is asked for, if a site's own step has a budget that TensorFlow's executor has to
+    """Return the request at a site, if it has a budget for itself that TensorFlow's executor has to
     keep."""
     alone = site.whole is None or site.covers_step
     if site.call.mode != "budget" or site.xla or not alone or callable(site.options.planner):

@@ -167,9 +167,8 @@ def seek(site: Site) -> SearchState | None:
 def as_it_is_now(site: Site) -> SearchState:
     """Return a search for plans of the step as it is now, with no other packing to try."""
     step, (unpacked, before) = site.capture(), site.original()
-    return SearchState(
-        step, unpacked, before, _goal(site, before), _search_of(site, step, before), None
-    )
+    search = _search_of(site, step, before)
+    return SearchState(step, unpacked, before, _goal(site, before), search)
 
 
 def _estimated(site: Site, state: SearchState) -> SearchState:

@@ -1,4 +1,4 @@
-"""What a user asks for at a gradient computation, comparable between graphs."""
+"""A user's request for gradients, comparable between graphs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Request:
 
 
 def request_of(site: Site, step: CapturedStep) -> Request:
-    """Return what is asked for at a site, whose step is ``step``."""
+    """Return the request at a site, whose step is ``step``."""
     position = step.source.position
     kept = tuple(position.get(tensor.op.name, -1) for tensor in site.call.kept)
     named: list[tuple[Any, str]] = list(site.encode.items())
